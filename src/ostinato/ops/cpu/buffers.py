@@ -1,0 +1,95 @@
+"""The memory a step works in: rows of floats, their quantised twins, rotary tables, KV blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinato.ops.batch import BLOCK_TOKENS
+from ostinato.ops.cpu.kernels.common import GROUP
+from ostinato.ops.cpu.memory import Arena, padded
+from ostinato.ops.cpu.simd import LANES
+from ostinato.ops.program import KVShape, Program
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """Addresses of a buffer's int8 values, and per group of 32 their scale, scale · sum, and sum."""
+
+    values: int
+    scales: int
+    scaled_sums: int
+    integer_sums: int
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A named buffer: `width` floats a row, rows `stride` floats apart (a multiple of 16, the rest zeros)."""
+
+    name: str
+    width: int
+    stride: int
+    address: int
+    quantized: Quantized
+
+
+class Buffers:
+    """All buffers of a program for `max_tokens` rows, with spare ones for the last tile to run into."""
+
+    def __init__(self, program: Program, max_tokens: int, spare_rows: int) -> None:
+        self.rows = max_tokens + spare_rows
+        sizes = [self._row_bytes(width) * self.rows for width in program.widths.values()]
+        self.arena = Arena(sum(sizes) + 8 * padded(1) * len(sizes))
+        self._buffers = {name: self._buffer(name, width) for name, width in program.widths.items()}
+
+    @staticmethod
+    def _row_bytes(width: int) -> int:
+        return 4 * (width + LANES) + GROUP * (width // GROUP + 1) + 12 * (width // GROUP + 1)
+
+    def _buffer(self, name: str, width: int) -> Buffer:
+        stride, groups = -(-width // LANES) * LANES, -(-width // GROUP)
+        take, rows = self.arena.take, self.rows
+        quantized = Quantized(take(rows * groups * GROUP), *(take(4 * rows * groups) for _ in range(3)))
+        return Buffer(name, width, stride, take(4 * rows * stride), quantized)
+
+    def __getitem__(self, name: str) -> Buffer:
+        return self._buffers[name]
+
+    def floats(self, name: str, rows: int) -> NDArray[np.float32]:
+        """Return the first rows of a buffer (rows, width), a view."""
+        buffer = self[name]
+        view: NDArray[np.float32] = self.arena.view(buffer.address, (rows, buffer.stride), np.float32)  # type: ignore[assignment]
+        return view[:, : buffer.width]
+
+
+class KVPool:
+    """The KV blocks of an executor, in one memory; see kernels/attention.py for what lies in a block."""
+
+    def __init__(self, shape: KVShape, num_blocks: int) -> None:
+        self.shape = shape
+        self.num_blocks = num_blocks
+        self.block_bytes = shape.num_layers * shape.heads * shape.head_dim * BLOCK_TOKENS * 4
+        self.arena = Arena(num_blocks * self.block_bytes)
+
+
+class RopeTable:
+    """Cosines and sines of the positions needed so far: float32 [position][head_dim], cosines first."""
+
+    def __init__(self, head_dim: int, base: float, max_positions: int) -> None:
+        self.arena = Arena(max_positions * head_dim * 4)
+        self._turns = base ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+        self._table = self.arena.view(self.arena.address, (max_positions, head_dim), np.float32)
+        self._filled = 0
+
+    def reach(self, positions: int) -> None:
+        """Make sure that the first `positions` rows are there."""
+        if positions <= self._filled:
+            return
+        end = min(len(self._table), max(positions, 2 * self._filled, 512))
+        angles = np.arange(self._filled, end)[:, None] * self._turns
+        half = len(self._turns)
+        self._table[self._filled : end, :half] = np.cos(angles)
+        self._table[self._filled : end, half:] = np.sin(angles)
+        self._filled = end

@@ -1,0 +1,8 @@
+"""The kernels, in Python. Importing this package registers them; nothing is compiled."""
+
+from __future__ import annotations
+
+from ostinato.ops.cpu.kernels import attention, common, matmul, measure, pack, rows, team
+from ostinato.ops.cpu.kernels.attention import find
+
+__all__ = ["attention", "common", "find", "matmul", "measure", "pack", "rows", "team"]

@@ -1,0 +1,385 @@
+"""Rotary positions, the KV blocks, and attention with one fixed order of reduction.
+
+A KV block holds 32 tokens of every layer and KV head: for each (layer, head) the keys as float16
+[head_dim][32], so that a register is 16 tokens of one dimension, then the values as float16 [32][head_dim],
+so that a register is 16 dimensions of one token.
+
+Attention goes through absolute positions in segments of 256. Within a segment: scores, their maximum,
+exponentials, their sum, and the weighted sum of values, position by position. Segments are then merged in
+order of position. Neither the number of queries in a tile, nor who computes a segment, nor where a chunk of a
+prompt ended plays a part, so neither can it in the bits.
+"""
+
+from __future__ import annotations
+
+from ostinato.ops.batch import BLOCK_TOKENS
+from ostinato.ops.cpu.kernel import REGISTRY, Kernel, inline, kernel, variant
+from ostinato.ops.cpu.kernels.common import exp
+from ostinato.ops.cpu.simd import (
+    LANES,
+    f32,
+    fma,
+    get_f32,
+    get_i32,
+    get_u16,
+    lane_numbers,
+    load_f16,
+    load_f32,
+    load_splat,
+    max_lanes,
+    maximum,
+    registers,
+    set_f32,
+    set_u16,
+    splat,
+    splat_i32,
+    static,
+    store_f16,
+    store_f32,
+    sum_lanes,
+    where_less,
+)
+
+SEGMENT = 256
+"""Positions whose softmax is taken together before it is merged with what came before."""
+
+MINUS_INFINITY = float("-inf")
+
+# Constants of the variants, put in before compilation.
+QUERIES, HEADS_PER_KV, VALUE_REGISTERS = 8, 1, 4
+
+
+@inline
+def rotate(x: int, table: int, head_dim: int) -> None:
+    """Turn the pairs (i, i + head_dim / 2) of a head in place; `table`: its cosines, then its sines."""
+    half = head_dim // 2
+    whole = half - half % LANES
+    for i in range(0, whole, LANES):
+        a, b = load_f32(x + 4 * i), load_f32(x + 4 * (i + half))
+        cosine, sine = load_f32(table + 4 * i), load_f32(table + 4 * (i + half))
+        store_f32(x + 4 * i, a * cosine - b * sine)
+        store_f32(x + 4 * (i + half), a * sine + b * cosine)
+    for i in range(whole, half):
+        c, d = get_f32(x + 4 * i), get_f32(x + 4 * (i + half))
+        cos, sin = get_f32(table + 4 * i), get_f32(table + 4 * (i + half))
+        set_f32(x + 4 * i, c * cos - d * sin)
+        set_f32(x + 4 * (i + half), c * sin + d * cos)
+
+
+@kernel
+def rope(
+    first: int,
+    last: int,
+    positions: int,
+    x: int,
+    stride: int,
+    heads: int,
+    head_dim: int,
+    table: int,
+) -> None:
+    """Rotate heads in place. An item is a head of a token."""
+    for n in range(first, last):
+        t, head = n // heads, n % heads
+        turns = table + get_i32(positions + 4 * t) * head_dim * 4
+        rotate(x + (t * stride + head * head_dim) * 4, turns, head_dim)
+
+
+@inline
+def head_block(
+    pool: int, block: int, layers: int, layer: int, kv_heads: int, head: int, head_dim: int
+) -> int:
+    """The address of the keys of one layer and KV head in a block; the values follow them."""
+    return pool + ((block * layers + layer) * kv_heads + head) * head_dim * BLOCK_TOKENS * 4
+
+
+@kernel
+def store_kv(
+    first: int,
+    last: int,
+    worker: int,
+    positions: int,
+    slot_of_token: int,
+    block_tables: int,
+    table_width: int,
+    k: int,
+    v: int,
+    stride: int,
+    pool: int,
+    layers: int,
+    layer: int,
+    kv_heads: int,
+    head_dim: int,
+    table: int,
+    scratch: int,
+    scratch_bytes: int,
+) -> None:
+    """Write the keys, rotated if `table` is not 0, and the values of this step's tokens into their blocks.
+
+    An item is a KV head of a token.
+    """
+    halves = scratch + worker * scratch_bytes
+    for n in range(first, last):
+        t, head = n // kv_heads, n % kv_heads
+        position, slot = get_i32(positions + 4 * t), get_i32(slot_of_token + 4 * t)
+        block = get_i32(block_tables + (slot * table_width + position // BLOCK_TOKENS) * 4)
+        column = position % BLOCK_TOKENS
+        keys = head_block(pool, block, layers, layer, kv_heads, head, head_dim)
+        values = keys + (head_dim * BLOCK_TOKENS + column * head_dim) * 2
+        row = (t * stride + head * head_dim) * 4
+        if table != 0:
+            rotate(k + row, table + position * head_dim * 4, head_dim)
+        for d in range(0, head_dim, LANES):
+            store_f16(halves + 2 * d, load_f32(k + row + 4 * d))
+            store_f16(values + 2 * d, load_f32(v + row + 4 * d))
+        for d in range(head_dim):
+            set_u16(keys + (d * BLOCK_TOKENS + column) * 2, get_u16(halves + 2 * d))
+
+
+# -- attention -----------------------------------------------------------------------------------------------
+#
+# A tile is QUERIES queries that read the same KV head: HEADS_PER_KV heads of QUERIES / HEADS_PER_KV
+# neighbouring tokens of one sequence. Where fewer tokens are left the last one is computed again. The state
+# of a tile after some segments is, for each query, the maximum score and the sum of exponentials (16 equal
+# floats each), then the weighted sum of values [head_dim].
+
+STATE_HEAD_BYTES = 2 * LANES * 4
+
+
+@inline
+def token_of(query: int, first: int, last: int) -> int:
+    """The token of a query of the tile that starts at token `first` and must not go beyond `last`."""
+    return min(first + query // HEADS_PER_KV, last)
+
+
+@inline
+def block_at(table: int, position: int) -> int:
+    """The KV block that holds a position, from the sequence's row of the block tables."""
+    return get_i32(table + 4 * (position // BLOCK_TOKENS))
+
+
+@inline
+def segment_scores(
+    queries: int, stride: int, first: int, last: int, keys_of: int, block_stride: int, table: int, start: int,
+    length: int, head_dim: int, scale: float, scores: int,
+) -> None:  # fmt: skip
+    """scores[query][position] = scale · q · k over a segment; sums go through dimensions in order."""
+    for p in range(0, length, BLOCK_TOKENS):
+        keys = keys_of + block_at(table, start + p) * block_stride
+        low = registers(QUERIES, splat(f32(0.0)))
+        high = registers(QUERIES, splat(f32(0.0)))
+        for d in range(head_dim):
+            k_low, k_high = (
+                load_f16(keys + d * 2 * BLOCK_TOKENS),
+                load_f16(keys + d * 2 * BLOCK_TOKENS + 2 * LANES),
+            )
+            for j in static(QUERIES):
+                token = token_of(j, first, last)
+                x = load_splat(queries + (token * stride + j % HEADS_PER_KV * head_dim + d) * 4)
+                low[j] = fma(k_low, x, low[j])
+                high[j] = fma(k_high, x, high[j])
+        for j in static(QUERIES):
+            store_f32(scores + (j * SEGMENT + p) * 4, low[j] * splat(scale))
+            store_f32(scores + (j * SEGMENT + p + LANES) * 4, high[j] * splat(scale))
+
+
+@inline
+def segment_softmax(scores: int, length: int, visible: int, state: int) -> None:
+    """Turn one query's scores into exponentials; only the first `visible` positions count.
+
+    Writes maximum and sum to `state`.
+    """
+    largest = splat(f32(MINUS_INFINITY))
+    for p in range(0, length, LANES):
+        masked = where_less(
+            lane_numbers() + splat_i32(p), visible, load_f32(scores + 4 * p), splat(f32(MINUS_INFINITY))
+        )
+        store_f32(scores + 4 * p, masked)
+        largest = maximum(largest, masked)
+    top = splat(max_lanes(largest))
+    total = splat(f32(0.0))
+    for p in range(0, length, LANES):
+        weight = exp(load_f32(scores + 4 * p) - top)
+        store_f32(scores + 4 * p, weight)
+        total = total + weight
+    store_f32(state, top)
+    store_f32(state + 4 * LANES, splat(sum_lanes(total)))
+
+
+@inline
+def segment_values(
+    scores: int,
+    values_of: int,
+    block_stride: int,
+    table: int,
+    start: int,
+    length: int,
+    head_dim: int,
+    state: int,
+) -> None:
+    """Weighted sums of values, position by position, VALUE_REGISTERS · 16 dimensions at a time."""
+    state_bytes = STATE_HEAD_BYTES + 4 * head_dim
+    for d in range(0, head_dim, LANES * VALUE_REGISTERS):
+        acc = registers(QUERIES * VALUE_REGISTERS, splat(f32(0.0)))
+        for p in range(0, length, BLOCK_TOKENS):
+            values = values_of + block_at(table, start + p) * block_stride + 2 * d
+            for i in range(min(BLOCK_TOKENS, length - p)):
+                v = registers(VALUE_REGISTERS, splat(f32(0.0)))
+                for r in static(VALUE_REGISTERS):
+                    v[r] = load_f16(values + (i * head_dim + r * LANES) * 2)
+                for j in static(QUERIES):
+                    weight = load_splat(scores + (j * SEGMENT + p + i) * 4)
+                    for r in static(VALUE_REGISTERS):
+                        acc[j * VALUE_REGISTERS + r] = fma(v[r], weight, acc[j * VALUE_REGISTERS + r])
+        for j in static(QUERIES):
+            for r in static(VALUE_REGISTERS):
+                out = state + j * state_bytes + STATE_HEAD_BYTES + (d + r * LANES) * 4
+                store_f32(out, acc[j * VALUE_REGISTERS + r])
+
+
+@inline
+def merge(state: int, later: int, head_dim: int) -> None:
+    """Fold the state of a later segment into the state of those before it, for one query."""
+    top_a, top_b = load_f32(state), load_f32(later)
+    top = maximum(top_a, top_b)
+    a, b = exp(top_a - top), exp(top_b - top)
+    store_f32(state, top)
+    for i in range(4 * LANES, STATE_HEAD_BYTES + 4 * head_dim, 4 * LANES):
+        store_f32(state + i, fma(load_f32(later + i), b, load_f32(state + i) * a))
+
+
+@inline
+def finish(state: int, y: int, head_dim: int) -> None:
+    """y = sums / sum of exponentials, for one query."""
+    inverse = splat(f32(1.0)) / load_f32(state + 4 * LANES)
+    for d in range(0, head_dim, LANES):
+        store_f32(y + 4 * d, load_f32(state + STATE_HEAD_BYTES + 4 * d) * inverse)
+
+
+@inline
+def attend_segment(
+    queries: int, stride: int, first: int, last: int, positions: int, keys_of: int, block_stride: int,
+    table: int, start: int, head_dim: int, scale: float, scores: int, state: int,
+) -> None:  # fmt: skip
+    """The state of one tile after the one segment that begins at position `start`."""
+    length = min(SEGMENT, get_i32(positions + 4 * last) + 1 - start)
+    segment_scores(
+        queries, stride, first, last, keys_of, block_stride, table, start, length, head_dim, scale, scores
+    )
+    for j in static(QUERIES):
+        visible = get_i32(positions + 4 * token_of(j, first, last)) + 1 - start
+        segment_softmax(
+            scores + j * SEGMENT * 4, length, visible, state + j * (STATE_HEAD_BYTES + 4 * head_dim)
+        )
+    values_of = keys_of + head_dim * BLOCK_TOKENS * 2
+    segment_values(scores, values_of, block_stride, table, start, length, head_dim, state)
+
+
+@inline
+def attend_tile(
+    queries: int, q_stride: int, y: int, y_stride: int, first: int, last: int, positions: int, keys_of: int,
+    block_stride: int, table: int, head_dim: int, scale: float, scratch: int,
+) -> None:  # fmt: skip
+    """Attention of one tile over all positions, segment after segment."""
+    state_bytes = STATE_HEAD_BYTES + 4 * head_dim
+    scores, state = scratch, scratch + QUERIES * SEGMENT * 4
+    later = state + QUERIES * state_bytes
+    for start in range(0, get_i32(positions + 4 * last) + 1, SEGMENT):
+        into = state if start == 0 else later
+        attend_segment(
+            queries,
+            q_stride,
+            first,
+            last,
+            positions,
+            keys_of,
+            block_stride,
+            table,
+            start,
+            head_dim,
+            scale,
+            scores,
+            into,
+        )
+        if start > 0:
+            for j in static(QUERIES):
+                if get_i32(positions + 4 * token_of(j, first, last)) >= start:
+                    merge(state + j * state_bytes, later + j * state_bytes, head_dim)
+    for j in static(QUERIES):
+        out = y + (token_of(j, first, last) * y_stride + j % HEADS_PER_KV * head_dim) * 4
+        finish(state + j * state_bytes, out, head_dim)
+
+
+def _attention(
+    first: int,
+    last: int,
+    worker: int,
+    num_tokens: int,
+    positions: int,
+    slot_of_token: int,
+    block_tables: int,
+    table_width: int,
+    q: int,
+    y: int,
+    stride: int,
+    pool: int,
+    layers: int,
+    layer: int,
+    kv_heads: int,
+    head_dim: int,
+    scale: float,
+    scratch: int,
+    scratch_bytes: int,
+) -> None:
+    """An item is a KV head of a tile of tokens."""
+    tile_tokens = QUERIES // HEADS_PER_KV
+    block_stride = head_block(0, 1, layers, 0, kv_heads, 0, head_dim)
+    for n in range(first, last):
+        head, begin = n % kv_heads, n // kv_heads * tile_tokens
+        end = min(begin + tile_tokens, num_tokens)
+        offset = head * HEADS_PER_KV * head_dim * 4
+        while begin < end:
+            slot, final = get_i32(slot_of_token + 4 * begin), begin
+            while final + 1 < end and get_i32(slot_of_token + 4 * (final + 1)) == slot:
+                final += 1
+            attend_tile(
+                q + offset,
+                stride,
+                y + offset,
+                stride,
+                begin,
+                final,
+                positions,
+                head_block(pool, 0, layers, layer, kv_heads, head, head_dim),
+                block_stride,
+                block_tables + slot * table_width * 4,
+                head_dim,
+                scale,
+                scratch + worker * scratch_bytes,
+            )
+            begin = final + 1
+
+
+def scratch_bytes(queries: int, head_dim: int) -> int:
+    """Bytes a worker needs for a tile: scores, and two states."""
+    return queries * (SEGMENT * 4 + 2 * (STATE_HEAD_BYTES + 4 * head_dim))
+
+
+def attention_kernel(queries: int, heads_per_kv: int, head_dim: int) -> Kernel:
+    """Return the kernel for tiles of this many queries."""
+    wanted = (4, 2, 1) if 4 * queries <= 24 else (2, 1) if 2 * queries <= 24 else (1,)
+    value_registers = next(r for r in wanted if head_dim % (LANES * r) == 0)
+    return _named(f"attention_q{queries}_g{heads_per_kv}_v{value_registers}")
+
+
+def _named(name: str) -> Kernel:
+    """Return the kernel whose name spells out its constants, registered when first asked for."""
+    if name not in REGISTRY:
+        queries, heads_per_kv, value_registers = (int(part[1:]) for part in name.split("_")[1:])
+        constants = {"QUERIES": queries, "HEADS_PER_KV": heads_per_kv, "VALUE_REGISTERS": value_registers}
+        variant(_attention, name, **constants)
+    return REGISTRY[name]
+
+
+def find(name: str) -> Kernel:
+    """Return the kernel of this name, of any module; KeyError if there is none."""
+    return _named(name) if name.startswith("attention_") else REGISTRY[name]

@@ -1,0 +1,35 @@
+"""What this processor can do at most: reading memory, and multiplying bytes. For `doctor`."""
+
+from __future__ import annotations
+
+from ostinato.ops.cpu.kernel import kernel
+from ostinato.ops.cpu.simd import dot4_small, load_i32, registers, splat_i32, static, store_i32
+
+PIECE = 1 << 16
+"""Bytes of one item of `read_memory`."""
+
+ROUNDS = 1000
+"""Rounds of 16 dot products in one item of `multiply_bytes`."""
+
+
+@kernel
+def read_memory(first: int, last: int, worker: int, source: int, sink: int) -> None:
+    """Read pieces of memory, a register at a time. An item is PIECE bytes."""
+    acc = registers(8, splat_i32(0))
+    for address in range(source + first * PIECE, source + last * PIECE, 8 * 64):
+        for j in static(8):
+            acc[j] = acc[j] ^ load_i32(address + 64 * j)
+    for j in static(8):
+        store_i32(sink + (worker * 8 + j) * 64, acc[j])
+
+
+@kernel
+def multiply_bytes(first: int, last: int, worker: int, sink: int) -> None:
+    """Multiply and add bytes in registers, 16 independent sums. An item is ROUNDS rounds."""
+    acc = registers(16, splat_i32(0))
+    x, y = splat_i32(first), splat_i32(last)
+    for _ in range((last - first) * ROUNDS):
+        for j in static(16):
+            acc[j] = dot4_small(acc[j], x, y)
+    for j in static(16):
+        store_i32(sink + (worker * 16 + j) * 64, acc[j])

@@ -1,0 +1,161 @@
+"""Compiled kernels on disk and in memory: load what is cached, compile what is missing, return addresses.
+
+The cache folder's name is a hash of everything that decides the machine code: the sources of this package,
+the versions of Numba, llvmlite and LLVM, and the target. A file is a SHA-256 and an object; it is written
+aside and renamed, and verified when read, so a torn or damaged file is compiled again rather than run. A warm
+start needs only llvmlite's linker: Numba is not imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import llvmlite.binding as llvm
+
+from ostinato import config
+from ostinato.errors import KernelError
+from ostinato.ops.cpu import host
+from ostinato.ops.cpu.kernel import Kernel
+
+Report = Callable[[int, int], None]
+"""Called with (kernels done, kernels to compile) while compiling."""
+
+DIGEST_BYTES = 32
+
+
+@cache
+def cache_folder(target: host.Target) -> Path:
+    """Return the folder of this machine's and this version's kernels for a target; it may not exist yet."""
+    here = Path(__file__).parent
+    key = hashlib.sha256()
+    for source in sorted(here.rglob("*.py")):
+        key.update(source.read_bytes())
+    versions = (version("numba"), version("llvmlite"), llvm.llvm_version_info, sys.version_info[:2])
+    key.update(repr((versions, target)).encode())
+    return config.kernels_folder() / key.hexdigest()[:24]
+
+
+def write_object(folder: Path, name: str, code: bytes) -> None:
+    """Write a kernel's object into the cache, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}-")
+    with os.fdopen(handle, "wb") as file:
+        file.write(hashlib.sha256(code).digest() + code)
+    os.replace(temporary, folder / f"{name}.o")
+
+
+def read_object(folder: Path, name: str) -> bytes | None:
+    """Return a kernel's object, or None if it is not cached or damaged."""
+    try:
+        content = (folder / f"{name}.o").read_bytes()
+    except OSError:
+        return None
+    digest, code = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+class Library:
+    """The linked kernels of this process for one target."""
+
+    def __init__(self, target: host.Target) -> None:
+        self.target = target
+        self.folder = cache_folder(target)
+        self._addresses: dict[str, int] = {}
+        self._linker: Any = None
+        self._linked: list[Any] = []
+
+    def load(self, kernels: Iterable[Kernel], report: Report | None = None) -> Mapping[str, int]:
+        """Return the addresses of the kernels loaded so far, these among them; compile what is not cached.
+
+        Raises:
+            KernelError: a kernel could not be compiled or linked.
+        """
+        wanted = sorted({kernel.name for kernel in kernels} - self._addresses.keys())
+        objects = {name: read_object(self.folder, name) for name in wanted}
+        missing = [name for name, code in objects.items() if code is None]
+        if missing:
+            _compile(self.target, missing, report)
+            objects |= {name: read_object(self.folder, name) for name in missing}
+        for name, code in objects.items():
+            if code is None:
+                raise KernelError(f"kernel '{name}' was compiled but cannot be read back from {self.folder}")
+            self._addresses[name] = self._link(name, code)
+        return self._addresses
+
+    def _link(self, name: str, code: bytes) -> int:
+        if self._linker is None:
+            self._linker = _linker()
+        builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(name)
+        linked = builder.link(self._linker, name)
+        self._linked.append(linked)  # dropped, its code would be freed
+        address: int = linked[name]
+        return address
+
+
+@cache
+def library(target: host.Target | None = None) -> Library:
+    """Return this process's library for a target, by default the processor's own."""
+    return Library(host.target() if target is None else target)
+
+
+def _linker() -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+    return llvm.create_lljit_compiler(machine)
+
+
+def _compile(target: host.Target, names: Sequence[str], report: Report | None) -> None:
+    """Compile kernels in as many processes as there are cores, shared out in turn."""
+    folder = cache_folder(target)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise KernelError(
+            f"cannot create the kernel cache {folder}: {error.strerror}; set OSTINATO_HOME"
+        ) from error
+    jobs = min(host.usable_cores(), len(names))
+    with tempfile.TemporaryFile() as log:
+        processes = [_start(target, folder, names[job::jobs], log) for job in range(jobs)]
+        try:
+            _follow(processes, folder, names, report)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        if any(process.returncode for process in processes):
+            log.seek(0)
+            lines = log.read().decode(errors="replace").strip().splitlines() or ["no output"]
+            raise KernelError(f"compiling kernels failed: {lines[-1]}")
+
+
+def _start(
+    target: host.Target, folder: Path, names: Sequence[str], log: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "ostinato.ops.cpu.codegen.compile", str(folder), *names]
+    environment = {**os.environ, "OSTINATO_SIMD": target.simd}
+    return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+
+
+def _follow(
+    processes: Sequence[subprocess.Popen[bytes]], folder: Path, names: Sequence[str], report: Report | None
+) -> None:
+    """Report progress until all processes have ended or one has failed."""
+    while any(process.poll() is None for process in processes):
+        if any(process.returncode for process in processes):
+            return
+        if report is not None:
+            report(sum((folder / f"{name}.o").exists() for name in names), len(names))
+        time.sleep(0.05)
+    if report is not None:
+        report(len(names), len(names))

@@ -1,0 +1,346 @@
+"""From a Program to instructions: which kernel does an op, where its operands lie, what can be fused.
+
+An op never looks at a batch here: one lowering serves every batch that uses the same tiles. Fusions: a norm
+or gated unit whose output only feeds quantised products writes int8 directly; the rotation of keys is done
+while they are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ostinato.ops.cpu.buffers import Buffer, Buffers, KVPool, RopeTable
+from ostinato.ops.cpu.instructions import Instruction, Items
+from ostinato.ops.cpu.kernel import Kernel
+from ostinato.ops.cpu.kernels import attention, rows
+from ostinato.ops.cpu.kernels.common import GROUP
+from ostinato.ops.cpu.kernels.matmul import MATMUL
+from ostinato.ops.cpu.memory import Arena
+from ostinato.ops.cpu.packing import GROUP_COLUMNS
+from ostinato.ops.cpu.simd import LANES
+from ostinato.ops.cpu.weights import PackedWeights
+from ostinato.ops.program import (
+    Attention,
+    Embed,
+    GatedUnit,
+    MatMul,
+    Op,
+    Program,
+    RmsNorm,
+    Rope,
+    StoreKV,
+    TakeRows,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tile sizes: tokens of a product, rows of one after TakeRows, tokens of attention."""
+
+    tokens: int
+    rows: int
+    attention: int
+
+
+@dataclass(slots=True)
+class Memory:
+    """Everything that instructions may point to."""
+
+    weights: PackedWeights
+    buffers: Buffers
+    kv: KVPool
+    rope_tables: dict[tuple[int, float], RopeTable]
+    scratch: Arena
+    scratch_bytes: int
+
+
+@dataclass(slots=True)
+class _Lowering:
+    program: Program
+    memory: Memory
+    tiles: Tiles
+    out: list[Instruction] = field(default_factory=list)
+    quantized: set[str] = field(default_factory=set)
+    rows: set[str] = field(default_factory=set)
+
+    def run(self) -> list[Instruction]:
+        ops = self.program.ops
+        i = 0
+        while i < len(ops):
+            i += self._op(ops[i], ops[i + 1 :])
+        return self.out
+
+    def _op(self, op: Op, rest: Sequence[Op]) -> int:
+        """Lower one op, or a few together; return how many."""
+        match op:
+            case Embed():
+                self._embed(op)
+            case RmsNorm():
+                self._rms_norm(op, rest)
+            case MatMul():
+                self._matmul(op)
+            case Rope():
+                if rest and isinstance(rest[0], StoreKV) and rest[0].k == op.x:
+                    self._store_kv(rest[0], op)
+                    return 2
+                self._rope(op)
+            case StoreKV():
+                self._store_kv(op, None)
+            case Attention():
+                self._attention(op)
+            case GatedUnit():
+                self._gated_unit(op, rest)
+            case TakeRows():
+                self._take_rows(op)
+        return 1
+
+    def _emit(
+        self, kernel: Kernel, items: Items, reads: Sequence[str], writes: Sequence[str], **values: int | float
+    ) -> None:
+        self.out.append(Instruction(kernel, items, values, frozenset(reads), frozenset(writes)))
+
+    def _each(self, like: str, factor: int = 1) -> Items:
+        """An item, or `factor` items, for each row of a buffer."""
+        return Items(factor, "num_rows" if like in self.rows else "num_tokens")
+
+    def _wants(self, name: str, rest: Sequence[Op]) -> tuple[bool, bool]:
+        """Return whether later ops read a buffer as floats, and as int8, before it is written again."""
+        floats = quantized = False
+        for op in rest:
+            if isinstance(op, MatMul) and op.x == name:
+                if self.memory.weights.matrices[op.weight].layout.quantized:
+                    quantized = True
+                else:
+                    floats = True
+            elif name in _inputs(op):
+                floats = True
+            if name in _outputs(op):
+                break
+        return floats, quantized
+
+    def _by_rows(self, name: str) -> int:
+        return int(name in self.rows)
+
+    def _written(self, name: str, like: str) -> None:
+        """Note that a buffer has new floats, of rows if the buffer it was made from has."""
+        self.quantized.discard(name)
+        if like in self.rows:
+            self.rows.add(name)
+
+    def _embed(self, op: Embed) -> None:
+        matrix, x = self.memory.weights.matrices[op.weight], self.memory.buffers[op.out]
+        size = {"groups": matrix.columns // GROUP} if matrix.layout.quantized else {"columns": matrix.columns}
+        kernel = rows.EMBED[matrix.layout]
+        self._emit(
+            kernel,
+            self._each(op.out),
+            [],
+            [op.out],
+            weights=matrix.address,
+            x=x.address,
+            stride=x.stride,
+            **size,
+        )
+        self._written(op.out, op.out)
+
+    def _rms_norm(self, op: RmsNorm, rest: Sequence[Op]) -> None:
+        x, y = self.memory.buffers[op.x], self.memory.buffers[op.out]
+        floats, quantized = self._wants(op.out, rest)
+        common = {
+            "x": x.address,
+            "weight": self.memory.weights.vectors[op.weight],
+            "stride": x.stride,
+            "width": x.width,
+            "eps": op.eps,
+        }
+        self._written(op.out, op.x)
+        if quantized:
+            self._emit(
+                rows.rms_norm_quantize,
+                self._each(op.x),
+                [op.x],
+                [_q8(op.out)],
+                **common,
+                **_quantized_fields(y),
+            )
+            self.quantized.add(op.out)
+        if floats or not quantized:
+            self._emit(rows.rms_norm, self._each(op.x), [op.x], [op.out], **common, y=y.address)
+
+    def _matmul(self, op: MatMul) -> None:
+        matrix, buffers = self.memory.weights.matrices[op.weight], self.memory.buffers
+        x, y = buffers[op.x], buffers[op.out]
+        kernel = MATMUL[matrix.layout, self.tiles.rows if op.x in self.rows else self.tiles.tokens]
+        common = {
+            "by_rows": self._by_rows(op.x),
+            "weights": matrix.address,
+            "y": y.address,
+            "y_stride": y.stride,
+            "accumulate": int(op.accumulate),
+        }
+        reads = [op.out] if op.accumulate else []
+        if matrix.layout.quantized:
+            self._quantize(x)
+            fields = {"groups": matrix.columns // GROUP_COLUMNS, **_quantized_fields(x)}
+            self._emit(kernel, Items(matrix.panels), [_q8(op.x), *reads], [op.out], **common, **fields)
+        else:
+            fields = {"columns": matrix.columns, "x": x.address, "x_stride": x.stride}
+            self._emit(kernel, Items(matrix.panels), [op.x, *reads], [op.out], **common, **fields)
+        self._written(op.out, op.x)
+
+    def _quantize(self, x: Buffer) -> None:
+        """Make sure that a buffer's quantised twin is there."""
+        if x.name in self.quantized:
+            return
+        groups = x.width // GROUP
+        self._emit(
+            rows.quantize,
+            self._each(x.name, groups),
+            [x.name],
+            [_q8(x.name)],
+            x=x.address,
+            stride=x.stride,
+            groups=groups,
+            **_quantized_fields(x),
+        )
+        self.quantized.add(x.name)
+
+    def _rope_table(self, op: Rope) -> int:
+        return self.memory.rope_tables[op.head_dim, op.base].arena.address
+
+    def _rope(self, op: Rope) -> None:
+        x = self.memory.buffers[op.x]
+        self._emit(
+            attention.rope,
+            self._each(op.x, op.heads),
+            [op.x],
+            [op.x],
+            x=x.address,
+            stride=x.stride,
+            heads=op.heads,
+            head_dim=op.head_dim,
+            table=self._rope_table(op),
+        )
+        self._written(op.x, op.x)
+
+    def _kv_fields(self, layer: int) -> dict[str, int]:
+        kv = self.memory.kv
+        return {
+            "pool": kv.arena.address,
+            "layers": kv.shape.num_layers,
+            "layer": layer,
+            "kv_heads": kv.shape.heads,
+            "head_dim": kv.shape.head_dim,
+            "scratch": self.memory.scratch.address,
+            "scratch_bytes": self.memory.scratch_bytes,
+        }
+
+    def _store_kv(self, op: StoreKV, rotation: Rope | None) -> None:
+        k, v = self.memory.buffers[op.k], self.memory.buffers[op.v]
+        self._emit(
+            attention.store_kv,
+            self._each(op.k, self.memory.kv.shape.heads),
+            [op.k, op.v],
+            [f"kv {op.layer}", *([op.k] if rotation else [])],
+            k=k.address,
+            v=v.address,
+            stride=k.stride,
+            table=self._rope_table(rotation) if rotation else 0,
+            **self._kv_fields(op.layer),
+        )
+
+    def _attention(self, op: Attention) -> None:
+        q, y = self.memory.buffers[op.q], self.memory.buffers[op.out]
+        heads_per_kv = op.heads // op.kv_heads
+        kernel = attention.attention_kernel(self.tiles.attention * heads_per_kv, heads_per_kv, op.head_dim)
+        self._emit(
+            kernel,
+            Items(op.kv_heads, "num_tokens", self.tiles.attention),
+            [op.q, f"kv {op.layer}"],
+            [op.out],
+            q=q.address,
+            y=y.address,
+            stride=q.stride,
+            scale=op.scale,
+            **self._kv_fields(op.layer),
+        )
+        self._written(op.out, op.q)
+
+    def _gated_unit(self, op: GatedUnit, rest: Sequence[Op]) -> None:
+        buffers = self.memory.buffers
+        gate, up, y = buffers[op.gate], buffers[op.up], buffers[op.out]
+        floats, quantized = self._wants(op.out, rest)
+        common = {"gate": gate.address, "up": up.address, "stride": gate.stride}
+        self._written(op.out, op.gate)
+        if quantized:
+            fields = {"groups": y.width // GROUP, **_quantized_fields(y)}
+            self._emit(
+                rows.gated_silu_quantize,
+                self._each(op.gate, y.width // GROUP),
+                [op.gate, op.up],
+                [_q8(op.out)],
+                **common,
+                **fields,
+            )
+            self.quantized.add(op.out)
+        if floats or not quantized:
+            self._emit(
+                rows.gated_silu,
+                self._each(op.gate, gate.stride // LANES),
+                [op.gate, op.up],
+                [op.out],
+                **common,
+                y=y.address,
+            )
+
+    def _take_rows(self, op: TakeRows) -> None:
+        x, y = self.memory.buffers[op.x], self.memory.buffers[op.out]
+        self._emit(
+            rows.take_rows, Items(1, "num_rows"), [op.x], [op.out], x=x.address, y=y.address, stride=x.stride
+        )
+        self._written(op.out, op.x)
+        self.rows.add(op.out)
+
+
+def lower(program: Program, memory: Memory, tiles: Tiles) -> list[Instruction]:
+    """Return the instructions of a program for batches of these tiles."""
+    return _Lowering(program, memory, tiles).run()
+
+
+def _q8(name: str) -> str:
+    return f"{name} as int8"
+
+
+def _quantized_fields(buffer: Buffer) -> dict[str, int]:
+    q = buffer.quantized
+    return {
+        "values": q.values,
+        "scales": q.scales,
+        "scaled_sums": q.scaled_sums,
+        "integer_sums": q.integer_sums,
+    }
+
+
+def _inputs(op: Op) -> tuple[str, ...]:
+    match op:
+        case Embed():
+            return ()
+        case RmsNorm(x) | MatMul(x) | Rope(x) | TakeRows(x):
+            return (x,)
+        case StoreKV(k, v):
+            return (k, v)
+        case Attention(q):
+            return (q,)
+        case GatedUnit(gate, up):
+            return (gate, up)
+
+
+def _outputs(op: Op) -> tuple[str, ...]:
+    match op:
+        case StoreKV():
+            return ()
+        case Rope(x):
+            return (x,)
+        case _:
+            return (op.out,)

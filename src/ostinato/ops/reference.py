@@ -1,0 +1,160 @@
+"""The oracle: runs a Program in NumPy float32 on dequantised weights, op by op, as the formulas say. Slow and
+obvious.
+
+Its KV cache is a float32 array per layer over the same blocks that the fast executors use, so that it takes
+the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ostinato.ops.batch import BLOCK_TOKENS, Float32, ForwardBatch, Int32
+from ostinato.ops.program import (
+    LOGITS,
+    Attention,
+    Embed,
+    GatedUnit,
+    MatMul,
+    Op,
+    Program,
+    RmsNorm,
+    Rope,
+    StoreKV,
+    TakeRows,
+    Weight,
+)
+from ostinato.weights.tensors import Tensor
+
+
+class ReferenceExecutor:
+    """Runs a program in float32; see `ops.batch.Executor`. Weights are dequantised once and kept."""
+
+    def __init__(
+        self,
+        program: Program,
+        tensors: Mapping[str, Tensor],
+        *,
+        num_blocks: int,
+        max_batch_tokens: int = 4096,
+    ) -> None:
+        self.program = program
+        self.vocab_size = program.vocab_size
+        self.max_batch_tokens = max_batch_tokens
+        self.num_blocks = num_blocks
+        self._tensors = tensors
+        self._weights: dict[Weight, Float32] = {}
+        shape = (program.kv.num_layers, num_blocks * BLOCK_TOKENS, program.kv.heads, program.kv.head_dim)
+        self._keys, self._values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+
+    def forward(self, batch: ForwardBatch) -> Float32:
+        """Run the batch and return its logits (R, vocab_size), an array of the caller's."""
+        buffers: dict[str, Float32] = {}
+        for op in self.program.ops:
+            self._run(op, buffers, batch)
+        return buffers[LOGITS]
+
+    def close(self) -> None:
+        """There is nothing to release."""
+
+    def _run(self, op: Op, buffers: dict[str, Float32], batch: ForwardBatch) -> None:
+        match op:
+            case Embed(out, weight):
+                buffers[out] = self._weight(weight)[batch.token_ids]
+            case RmsNorm(x, out, weight, eps):
+                buffers[out] = rms_norm(buffers[x], self._weight(weight), eps)
+            case MatMul(x, out, weight, accumulate):
+                y = buffers[x] @ self._weight(weight).T
+                buffers[out] = buffers[out] + y if accumulate else y
+            case Rope(x, heads, head_dim, base):
+                buffers[x] = rope(buffers[x].reshape(-1, heads, head_dim), batch.positions, base)
+            case StoreKV(k, v, layer):
+                self._store(layer, buffers[k], buffers[v], batch)
+            case Attention():
+                buffers[op.out] = self._attention(op, buffers[op.q], batch)
+            case GatedUnit(gate, up, out):
+                buffers[out] = silu(buffers[gate]) * buffers[up]
+            case TakeRows(x, out):
+                buffers[out] = buffers[x][batch.logits_rows]
+
+    def _weight(self, weight: Weight) -> Float32:
+        if weight not in self._weights:
+            values = self._tensors[weight.name].dequantize()
+            self._weights[weight] = (
+                pairs_to_halves(values, weight.paired_heads) if weight.paired_heads else values
+            )
+        return self._weights[weight]
+
+    def _store(self, layer: int, k: Float32, v: Float32, batch: ForwardBatch) -> None:
+        kv = self.program.kv
+        tables = batch.block_tables[batch.slot_of_token]
+        blocks = np.take_along_axis(tables, (batch.positions // BLOCK_TOKENS)[:, None], axis=1)[:, 0]
+        cells = blocks * BLOCK_TOKENS + batch.positions % BLOCK_TOKENS
+        self._keys[layer, cells] = k.reshape(-1, kv.heads, kv.head_dim)
+        self._values[layer, cells] = v.reshape(-1, kv.heads, kv.head_dim)
+
+    def _attention(self, op: Attention, q: Float32, batch: ForwardBatch) -> Float32:
+        out = np.empty_like(q)
+        for slot in np.unique(batch.slot_of_token):
+            tokens = np.flatnonzero(batch.slot_of_token == slot)
+            cells = _cells(batch.block_tables[slot], int(batch.context_lens[slot]))
+            keys, values = self._keys[op.layer, cells], self._values[op.layer, cells]
+            heads = q[tokens].reshape(-1, op.heads, op.head_dim)
+            out[tokens] = attention(heads, keys, values, batch.positions[tokens], op.scale)
+        return out
+
+
+def rms_norm(x: Float32, weight: Float32, eps: float) -> Float32:
+    """Return x (T, M) over the root of its mean square, times weight (M,)."""
+    mean_square = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)
+    inverse = (1 / np.sqrt(mean_square + np.float32(eps))).astype(np.float32)
+    return x * inverse * weight
+
+
+def silu(x: Float32) -> Float32:
+    """Return x / (1 + e^-x)."""
+    with np.errstate(over="ignore"):
+        y: Float32 = x / (1 + np.exp(-x))
+    return y
+
+
+def rope(x: Float32, positions: Int32, base: float) -> Float32:
+    """Return x (T, H, D), pairs (i, i + D/2) turned by position · base^(-2i/D), as (T, H·D)."""
+    num_tokens, _, head_dim = x.shape
+    turns = base ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    angles = positions[:, None, None] * turns
+    cosine, sine = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate([a * cosine - b * sine, a * sine + b * cosine], axis=-1).reshape(num_tokens, -1)
+
+
+def attention(q: Float32, keys: Float32, values: Float32, positions: Int32, scale: float) -> Float32:
+    """Return causal attention of q (T, H, D) over keys and values (C, K, D), as (T, H·D)."""
+    num_tokens, heads, _ = q.shape
+    keys, values = (np.repeat(x, heads // keys.shape[1], axis=1) for x in (keys, values))
+    scores = np.einsum("thd,chd->htc", q, keys, optimize=True) * np.float32(scale)
+    hidden = np.arange(len(keys))[None, :] > positions[:, None]
+    weights = softmax(np.where(hidden, np.float32(-np.inf), scores))
+    out: Float32 = np.einsum("htc,chd->thd", weights, values, optimize=True)
+    return out.reshape(num_tokens, -1)
+
+
+def softmax(x: Float32) -> Float32:
+    """Return e^x over its sum along the last axis."""
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    total: Float32 = powers / powers.sum(axis=-1, keepdims=True)
+    return total
+
+
+def pairs_to_halves(rows: Float32, heads: int) -> Float32:
+    """Return (H·D, M) with the even rows of each head first, then its odd ones."""
+    per_head = rows.reshape(heads, -1, 2, rows.shape[-1])
+    return np.concatenate([per_head[:, :, 0], per_head[:, :, 1]], axis=1).reshape(rows.shape)
+
+
+def _cells(table: Int32, length: int) -> Int32:
+    """Return where the first `length` positions of a sequence lie in the cache."""
+    positions = np.arange(length, dtype=np.int32)
+    return table[positions // BLOCK_TOKENS] * np.int32(BLOCK_TOKENS) + positions % np.int32(BLOCK_TOKENS)
