@@ -53,9 +53,15 @@ class PackedWeights:
         self.arena = Arena(total)
         self.vectors: dict[Weight, int] = {weight: self._vector(tensors[weight.name]) for weight in vectors}
         self.matrices: dict[Weight, Matrix] = {}
+        self._multiplied = {op.weight for op in program.ops if isinstance(op, MatMul)}
         self.instructions: list[Instruction] = []
         for weight in matrices:
             self._matrix(weight, tensors[weight.name], layouts[weight], program)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of weights that one token of decoding reads: every matrix that is multiplied with."""
+        return sum(self.matrices[weight].num_bytes for weight in self._multiplied)
 
     def _vector(self, tensor: Tensor) -> int:
         address = self.arena.take(4 * _padded_length(tensor))

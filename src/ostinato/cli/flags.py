@@ -1,0 +1,107 @@
+"""Flags derived from the fields of Options and SamplingParams, where name, type and help are written once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import Field, fields, replace
+from typing import Annotated, Any
+
+import typer
+
+from ostinato.errors import InvalidRequestError
+from ostinato.options import Options
+from ostinato.sampling.params import SamplingParams
+
+ModelName = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        help="A built-in name, hf:owner/repo[/file.gguf], or a path.",
+        envvar="OSTINATO_MODEL",
+    ),
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Threads that compute; absent: the cores there are.")
+]
+ContextLength = Annotated[
+    int | None,
+    typer.Option("--context", min=1, help="Most tokens of prompt and answer; absent: the model's."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+NoStats = Annotated[bool, typer.Option("--no-stats", help="Do not print the line of both clocks.")]
+System = Annotated[str | None, typer.Option("--system", "-s", help="Text of a system message.")]
+
+_SHORT = {"max_tokens": "-n", "temperature": "-t"}
+_TYPES: dict[str, Any] = {"int": int, "int | None": int | None, "float": float, "bool": bool}
+_NOT_FLAGS = {"sampling", "candidates", "logprobs", "use_cache"}
+
+DEFAULTS = Options(
+    max_tokens=512,
+    sampling=SamplingParams(
+        temperature=0.7, min_p=0.05, repetition_penalty=1.1, repetition_window=256, seed=0
+    ),
+)
+"""The command line samples, gently, with a fixed seed: the same command gives the same answer."""
+
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's parameter `options` by a flag for each field, and hand it the Options they make."""
+    parameters = inspect.signature(command, eval_str=True).parameters
+    own = [parameter for name, parameter in parameters.items() if name != "options"]
+    flags = [*map(_flag, _option_fields()), *map(_flag, fields(SamplingParams))]
+    names = {flag.name for flag in flags}
+
+    def with_flags(**values: Any) -> None:
+        chosen = {name: values.pop(name) for name in names}
+        command(**values, options=_options(chosen))
+
+    with_flags.__doc__ = command.__doc__
+    with_flags.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *flags)}
+    return with_flags
+
+
+def _option_fields() -> list[Field[Any]]:
+    return [field for field in fields(Options) if field.name not in _NOT_FLAGS]
+
+
+def _flag(field: Field[Any]) -> inspect.Parameter:
+    kind, default = _TYPES.get(str(field.type)), _default(field.name)
+    if field.name == "logit_bias":
+        kind, default = list[str], []
+    elif kind is None:
+        kind, default = (list[int] if field.name.endswith("ids") else list[str]), []
+    name = "--" + field.name.replace("_", "-").removesuffix("s" if field.name == "stop_token_ids" else "")
+    names = [name, *([_SHORT[field.name]] if field.name in _SHORT else [])]
+    hint = " (ID=NUMBER)" if field.name == "logit_bias" else ""
+    help_text = f"{field.metadata['help'][0].upper()}{field.metadata['help'][1:]}{hint}."
+    option = typer.Option(*names, help=help_text, show_default=default not in (None, [], False))
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+    )
+
+
+def _default(name: str) -> Any:
+    return getattr(DEFAULTS, name) if hasattr(DEFAULTS, name) else getattr(DEFAULTS.sampling, name)
+
+
+def _options(chosen: dict[str, Any]) -> Options:
+    """Return the Options of parsed flags; only the two kinds of lists need a conversion."""
+    sampling = {field.name: chosen.pop(field.name) for field in fields(SamplingParams)}
+    sampling["logit_bias"] = dict(_bias(text) for text in sampling["logit_bias"])
+    lists = {name: tuple(value) for name, value in chosen.items() if isinstance(value, list)}
+    return replace(DEFAULTS, **{**chosen, **lists}, sampling=SamplingParams(**sampling))
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, separator, number = text.partition("=")
+    try:
+        if separator:
+            return int(token_id), float(number)
+    except ValueError:
+        pass
+    raise InvalidRequestError(
+        f"--logit-bias is {text!r}; ID=NUMBER is expected, such as 42=-100", "logit_bias"
+    )

@@ -1,0 +1,1 @@
+"""The laboratory: measures models through the public interface, like any user."""
