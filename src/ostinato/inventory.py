@@ -46,8 +46,9 @@ class KernelCache:
 
 def kernel_cache() -> KernelCache:
     """Return what is in the kernel cache of this process's SIMD path."""
-    from ostinato.ops.cpu.library import library
+    from ostinato.ops.cpu import host
+    from ostinato.ops.cpu.library import cache_folder
 
-    folder = library().folder
+    folder = cache_folder(host.target())
     files = list(folder.glob("*.o"))
     return KernelCache(folder, len(files), sum(file.stat().st_size for file in files))

@@ -107,8 +107,7 @@ class Model:
             InvalidRequestError, ContextLengthError: as `stream`.
         """
         timeline = Timeline(clock())
-        going_on = bool(messages) and messages[-1].get("role") == "assistant"
-        rendered = self.template.render(messages, continue_final_message=going_on)
+        rendered = self.template.render(messages, continue_final_message=_ends_with_assistant(messages))
         timeline.rendered_s = clock()
         prompt_ids = self.tokenizer.encode_rendered(rendered)
         timeline.tokenized_s = clock()
@@ -194,6 +193,12 @@ def _context_length(asked: int | None, trained: int) -> int:
             f"context length is {asked}; this model allows 1 to {trained} tokens", "context_length"
         )
     return trained if asked is None else asked
+
+
+def _ends_with_assistant(messages: Messages) -> bool:
+    """Return whether the last message is an answer to go on from."""
+    last = messages[-1] if messages else None
+    return isinstance(last, Mapping) and last.get("role") == "assistant"
 
 
 def _read(stream: Stream) -> Completion:

@@ -16,6 +16,9 @@ from ostinato import __version__
 from ostinato.cli import bench, chat, doctor, models, run
 from ostinato.errors import OstinatoError
 
+_INTERRUPTED = 130
+"""What typer makes of a Ctrl-C that no command has handled."""
+
 app = typer.Typer(
     name="ostinato",
     help="Run language models on this machine, and see both clocks: time to first token, tokens per second.",
@@ -55,16 +58,15 @@ def main(arguments: list[str] | None = None) -> None:
 def _exit_code(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
-        return command.main(arguments, prog_name="ostinato", standalone_mode=False) or 0
+        code: int = command.main(arguments, prog_name="ostinato", standalone_mode=False) or 0
+        return _failed("interrupted", 1) if code == _INTERRUPTED else code
     except OstinatoError as error:
         return _failed(str(error), error.exit_code)
     except BrokenPipeError:
         # Whoever read the output has left; a second complaint at exit would only add noise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
-        return _failed("interrupted", 1)
-    except typer.Abort:
+    except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted", 1)
     except Exception as error:
         usage = getattr(error, "format_message", None)

@@ -79,46 +79,50 @@ def load(name: str, threads: int | None, context_length: int | None = None) -> M
 
 
 class Bars:
-    """Progress bars on standard error, made when first needed; see `weights.progress.Progress`."""
+    """Progress on standard error, begun when first needed; see `weights.progress.Progress`.
+
+    On a terminal it is a bar, elsewhere one line that says what takes its time.
+    """
 
     def __init__(self) -> None:
         self._bar: RichProgress | None = None
+        self._label: str | None = None
 
     def start(self, total_bytes: int, label: str) -> None:
         """Begin a bar of bytes."""
-        from rich.progress import DownloadColumn, TransferSpeedColumn
-
-        self._begin(label, total_bytes, DownloadColumn(), TransferSpeedColumn())
+        self._begin(label, total_bytes, of_bytes=True)
 
     def advance(self, num_bytes: int) -> None:
         """Move the bar on."""
-        assert self._bar is not None
-        self._bar.advance(self._bar.task_ids[0], num_bytes)
+        if self._bar is not None:
+            self._bar.advance(self._bar.task_ids[0], num_bytes)
 
     def finish(self) -> None:
         """Take the bar away."""
         if self._bar is not None:
             self._bar.stop()
-            self._bar = None
+        self._bar = self._label = None
 
     def compiled(self, done: int, total: int) -> None:
         """Show how many kernels are compiled."""
-        from rich.progress import MofNCompleteColumn
+        if self._label is None:
+            self._begin("Compiling kernels for this processor, once", total, of_bytes=False)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=done)
 
-        if self._bar is None:
-            self._begin("Compiling kernels for this processor, once", total, MofNCompleteColumn())
-        assert self._bar is not None
-        self._bar.update(self._bar.task_ids[0], completed=done)
-
-    def _begin(self, label: str, total: int, *columns: Any) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
+    def _begin(self, label: str, total: int, of_bytes: bool) -> None:
         self.finish()
+        self._label = label
+        if not sys.stderr.isatty():
+            say(f"{label} …")
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            "{task.description}",
             BarColumn(),
-            *columns,
+            DownloadColumn() if of_bytes else MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=Console(stderr=True),
             transient=True,

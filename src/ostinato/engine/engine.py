@@ -153,8 +153,8 @@ class Engine:
         max_tokens = room if request.max_tokens is None else request.max_tokens
         if max_tokens > room:
             raise ContextLengthError(
-                f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}, together more than the context "
-                f"of {context}; at most {room} can be generated",
+                f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}, together more than the "
+                f"context of {context}; at most {room} can be generated",
                 "max_tokens",
             )
         if request.min_tokens > max_tokens:

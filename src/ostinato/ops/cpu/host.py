@@ -42,7 +42,6 @@ def available() -> list[Simd]:
     return [simd for simd, needed in _NEEDS.items() if present.issuperset(needed)]
 
 
-@cache
 def target(asked: str | None = None) -> Target:
     """Return the path of this name, or the one that `OSTINATO_SIMD` names, or the best of this processor.
 
@@ -62,6 +61,7 @@ def target(asked: str | None = None) -> Target:
     )
 
 
+@cache
 def _target(simd: Simd) -> Target:
     import llvmlite.binding as llvm
 
@@ -74,6 +74,7 @@ def _target(simd: Simd) -> Target:
     return Target(simd, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), fma=True)
 
 
+@cache
 def _host_features() -> frozenset[str]:
     import llvmlite.binding as llvm
 

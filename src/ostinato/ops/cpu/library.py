@@ -103,9 +103,9 @@ class Library:
 
 
 @cache
-def library(target: host.Target | None = None) -> Library:
-    """Return this process's library for a target, by default the processor's own."""
-    return Library(host.target() if target is None else target)
+def library(target: host.Target) -> Library:
+    """Return this process's library for a target."""
+    return Library(target)
 
 
 def _linker() -> Any:

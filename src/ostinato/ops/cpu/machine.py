@@ -12,7 +12,7 @@ from ostinato.ops.cpu import host
 from ostinato.ops.cpu.instructions import Instruction, Items, encode
 from ostinato.ops.cpu.kernels import measure
 from ostinato.ops.cpu.kernels.team import PROGRAM_WORDS
-from ostinato.ops.cpu.library import Report, library
+from ostinato.ops.cpu.library import Library, Report, library
 from ostinato.ops.cpu.memory import Arena
 from ostinato.ops.cpu.simd import LANES
 from ostinato.ops.cpu.team import Team
@@ -50,7 +50,7 @@ def measure_machine(threads: int | None = None, report: Report | None = None) ->
     """
     target = host.target()
     threads = host.usable_cores() if threads is None else threads
-    bench = _Bench(threads, report)
+    bench = _Bench(threads, library(target), report)
     try:
         return Machine(
             processor=host.processor_name(),
@@ -66,8 +66,7 @@ def measure_machine(threads: int | None = None, report: Report | None = None) ->
 class _Bench:
     """A team, and memory for it to read."""
 
-    def __init__(self, threads: int, report: Report | None) -> None:
-        kernels = library()
+    def __init__(self, threads: int, kernels: Library, report: Report | None) -> None:
         self._addresses = kernels.load(measure.MEASURE_KERNELS, report)
         self._source, self._sink = Arena(READ_BYTES), Arena(threads * SINK_BYTES)
         self._source.bytes[:] = 1

@@ -1,0 +1,67 @@
+"""A small model file that every command can run: SmolLM2's vocabulary, a random llama of two layers."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+from tiny import TinyShape, tiny_llama
+
+from fakes.vocabularies import smollm2
+
+VOCAB = 49152
+CONTEXT = 256
+
+
+@cache
+def chat_model() -> Path:
+    """Return a file with a chat template."""
+    return write_model("chat", smollm2())
+
+
+@cache
+def base_model() -> Path:
+    """Return the same model without a chat template."""
+    return write_model("base", smollm2(chat_template=None))
+
+
+def write_model(name: str, tokenizer: dict[str, object], context: int = CONTEXT) -> Path:
+    """Write a model with these tokenizer keys to a folder of its own."""
+    shape = TinyShape(width=32, hidden=64, heads=2, kv_heads=1, vocab=VOCAB, type="Q8_0")
+    model = tiny_llama(shape)
+    path = Path(mkdtemp(prefix="ostinato-test-")) / f"{name}.gguf"
+    writer = GGUFWriter(path, "llama")
+    for key, value in {**model.metadata, "llama.context_length": context, **tokenizer}.items():
+        if key != "general.architecture":
+            _add(writer, key, value)
+    for tensor in model.tensors.values():
+        writer.add_tensor(
+            tensor.name,
+            tensor.data.reshape(tensor.shape[0], -1)
+            if len(tensor.shape) == 2
+            else tensor.data.view(np.float32),
+            raw_dtype=GGMLQuantizationType[tensor.type.name],
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: GGUFWriter, key: str, value: object) -> None:
+    if isinstance(value, np.ndarray):
+        writer.add_array(key, value.tolist())
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_key_value(key, value, GGUFValueType.STRING)
