@@ -127,8 +127,11 @@ def _vocab_size(file: ModelFile) -> int:
 
 def _refuse_rope_scaling(keys: _Keys) -> None:
     kind = keys.text("rope.scaling.type", "none")
-    if kind != "none":
-        raise UnsupportedModelError(f"{keys.file.path}: rope scaling '{kind}' is not supported")
+    factors = [keys.number(key, 1.0) for key in ("rope.scaling.factor", "rope.scale_linear")]
+    if kind != "none" or factors != [1.0, 1.0]:
+        raise UnsupportedModelError(
+            f"{keys.file.path}: rope scaling ({kind}, {max(factors)}) is not supported"
+        )
 
 
 def check_tensors(file: ModelFile, names: Mapping[str, tuple[int, int] | int]) -> None:

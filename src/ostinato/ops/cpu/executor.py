@@ -59,6 +59,7 @@ class CpuExecutor:
         self.max_batch_tokens = max_batch_tokens
         self.num_blocks = num_blocks
         self.threads = host.usable_cores() if threads is None else threads
+        assert self.threads >= 1, threads
         self.memory = _memory(program, tensors, num_blocks, max_batch_tokens, self.threads)
         self._batch = _BatchMemory(max_batch_tokens, num_blocks)
         self._heads_per_kv = _heads_per_kv(program)
@@ -76,11 +77,15 @@ class CpuExecutor:
         positions within the blocks of its tables.
         """
         num_tokens, num_rows = len(batch.token_ids), len(batch.logits_rows)
+        longest, largest_id = int(batch.context_lens.max()), int(batch.token_ids.max())
         assert 0 < num_tokens <= self.max_batch_tokens, num_tokens
+        assert longest <= self.num_blocks * BLOCK_TOKENS, (longest, self.num_blocks)
+        assert 0 <= largest_id < self.vocab_size, (largest_id, self.vocab_size)
         for table in self.memory.rope_tables.values():
-            table.reach(int(batch.context_lens.max()))
+            table.reach(longest)
         self._batch.fill(batch)
-        self._run(self._program(self._tiles(num_tokens, num_rows)))
+        sequences = len(np.unique(batch.slot_of_token))
+        self._run(self._program(self._tiles(num_tokens, num_rows, decode=sequences == num_tokens)))
         return self.memory.buffers.floats(LOGITS, num_rows)
 
     def close(self) -> None:
@@ -89,15 +94,15 @@ class CpuExecutor:
 
     def _kernels(self, packing: Sequence[Instruction]) -> list[Kernel]:
         """Return whatever any batch can need, so that no request has to wait for a compiler."""
-        tiles = [self._tiles(tokens, rows) for tokens, rows in product(TILES, TILES)]
+        tiles = [self._tiles(*sizes) for sizes in product(TILES, TILES, (False, True))]
         lowered = [instruction for t in tiles for instruction in lower(self.program, self.memory, t)]
         return [*TEAM_KERNELS, *(instruction.kernel for instruction in (*packing, *lowered))]
 
-    def _tiles(self, num_tokens: int, num_rows: int) -> Tiles:
-        """Return the tiles that suit a batch of this size."""
+    def _tiles(self, num_tokens: int, num_rows: int, decode: bool) -> Tiles:
+        """Return the tiles that suit a batch of this size; `decode`: it has one token of each sequence."""
         tile = next((t for t in TILES if t >= num_tokens), TILES[-1])
         row_tile = next((t for t in TILES if t >= num_rows), TILES[-1])
-        return Tiles(tile, row_tile, 1 if num_tokens == 1 else max(1, MAX_QUERIES // self._heads_per_kv))
+        return Tiles(tile, row_tile, 1 if decode else max(1, MAX_QUERIES // self._heads_per_kv))
 
     def _program(self, tiles: Tiles) -> NDArray[np.int64]:
         if tiles not in self._programs:

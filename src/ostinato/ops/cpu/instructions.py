@@ -16,6 +16,7 @@ from ostinato.ops.cpu.kernel import (
     HEADER_WORDS,
     INSTRUCTION_WORDS,
     KERNEL,
+    LEAST,
     WAIT,
     Kernel,
 )
@@ -26,12 +27,14 @@ from ostinato.ops.cpu.kernels.team import MAX_INSTRUCTIONS
 class Items:
     """How many pieces of work an instruction has: ceil(count / divisor) · factor.
 
-    `count` names a field of the batch header, or is None for 1.
+    `count` names a field of the batch header, or is None for 1. `least`: items in a chunk that is worth
+    claiming.
     """
 
     factor: int = 1
     count: str | None = None
     divisor: int = 1
+    least: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,8 @@ def encode(instructions: Sequence[Instruction], addresses: Mapping[str, int]) ->
         )
         count = -1 if instruction.items.count is None else BATCH_FIELDS.index(instruction.items.count)
         row[KERNEL], row[WAIT], row[COUNT] = addresses[kernel.name], wait, count
-        row[DIVISOR], row[FACTOR] = instruction.items.divisor, instruction.items.factor
+        items = instruction.items
+        row[DIVISOR], row[FACTOR], row[LEAST] = items.divisor, items.factor, items.least
         for i, name in enumerate(kernel.fields):
             value = instruction.values[name]
             row[HEADER_WORDS + i] = np.float64(value).view(np.int64) if name in kernel.floats else value

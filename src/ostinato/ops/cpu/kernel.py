@@ -36,8 +36,8 @@ CALL_FIELDS = ("first", "last", "worker")
 
 WORD_BYTES = 8
 INSTRUCTION_WORDS = 20
-KERNEL, WAIT, COUNT, DIVISOR, FACTOR, HEADER_WORDS = range(6)
-"""The words of an instruction before its fields: the kernel's address; whether a barrier follows; and how
+KERNEL, WAIT, COUNT, DIVISOR, FACTOR, LEAST, HEADER_WORDS = range(7)
+"""The words of an instruction before its fields: the kernel's address; whether a barrier follows; how
 many items it has:
 ceil(count / divisor) · factor, where the count is a word of the batch header, or 1 where COUNT is -1."""
 

@@ -19,7 +19,7 @@ from ostinato.ops.cpu.kernels.matmul import MATMUL
 from ostinato.ops.cpu.memory import Arena
 from ostinato.ops.cpu.packing import GROUP_COLUMNS
 from ostinato.ops.cpu.simd import LANES
-from ostinato.ops.cpu.weights import PackedWeights
+from ostinato.ops.cpu.weights import Matrix, PackedWeights
 from ostinato.ops.program import (
     Attention,
     Embed,
@@ -32,6 +32,12 @@ from ostinato.ops.program import (
     StoreKV,
     TakeRows,
 )
+
+LONG_RUN_BYTES = 1 << 17
+"""Memory read in one go, as long as no more than that is at stake when a worker is held up."""
+
+SMALL = 16
+"""Items to a chunk where an item is done in less time than a chunk is claimed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +106,29 @@ class _Lowering:
     ) -> None:
         self.out.append(Instruction(kernel, items, values, frozenset(reads), frozenset(writes)))
 
-    def _each(self, like: str, factor: int = 1) -> Items:
+    def _each(self, like: str, factor: int = 1, least: int = 1) -> Items:
         """An item, or `factor` items, for each row of a buffer."""
-        return Items(factor, "num_rows" if like in self.rows else "num_tokens")
+        return Items(factor, "num_rows" if like in self.rows else "num_tokens", least=least)
+
+    def _panels(self, matrix: Matrix, tile: int) -> Items:
+        """The panels of a matrix; where each is read for one token only, a chunk is a long run of memory."""
+        least = -(-LONG_RUN_BYTES * matrix.panels // matrix.num_bytes) if tile == 1 else 1
+        return Items(matrix.panels, least=least)
 
     def _wants(self, name: str, rest: Sequence[Op]) -> tuple[bool, bool]:
         """Return whether later ops read a buffer as floats, and as int8, before it is written again."""
         floats = quantized = False
         for op in rest:
-            if isinstance(op, MatMul) and op.x == name:
-                if self.memory.weights.matrices[op.weight].layout.quantized:
-                    quantized = True
-                else:
-                    floats = True
+            if isinstance(op, MatMul) and op.x == name and self._takes_int8(op):
+                quantized = True
             elif name in _inputs(op):
                 floats = True
             if name in _outputs(op):
                 break
         return floats, quantized
+
+    def _takes_int8(self, op: MatMul) -> bool:
+        return self.memory.weights.matrices[op.weight].layout.quantized
 
     def _by_rows(self, name: str) -> int:
         return int(name in self.rows)
@@ -171,7 +182,8 @@ class _Lowering:
     def _matmul(self, op: MatMul) -> None:
         matrix, buffers = self.memory.weights.matrices[op.weight], self.memory.buffers
         x, y = buffers[op.x], buffers[op.out]
-        kernel = MATMUL[matrix.layout, self.tiles.rows if op.x in self.rows else self.tiles.tokens]
+        tile = self.tiles.rows if op.x in self.rows else self.tiles.tokens
+        kernel, items = MATMUL[matrix.layout, tile], self._panels(matrix, tile)
         common = {
             "by_rows": self._by_rows(op.x),
             "weights": matrix.address,
@@ -183,10 +195,10 @@ class _Lowering:
         if matrix.layout.quantized:
             self._quantize(x)
             fields = {"groups": matrix.columns // GROUP_COLUMNS, **_quantized_fields(x)}
-            self._emit(kernel, Items(matrix.panels), [_q8(op.x), *reads], [op.out], **common, **fields)
+            self._emit(kernel, items, [_q8(op.x), *reads], [op.out], **common, **fields)
         else:
             fields = {"columns": matrix.columns, "x": x.address, "x_stride": x.stride}
-            self._emit(kernel, Items(matrix.panels), [op.x, *reads], [op.out], **common, **fields)
+            self._emit(kernel, items, [op.x, *reads], [op.out], **common, **fields)
         self._written(op.out, op.x)
 
     def _quantize(self, x: Buffer) -> None:
@@ -196,7 +208,7 @@ class _Lowering:
         groups = x.width // GROUP
         self._emit(
             rows.quantize,
-            self._each(x.name, groups),
+            self._each(x.name, groups, SMALL),
             [x.name],
             [_q8(x.name)],
             x=x.address,
@@ -213,7 +225,7 @@ class _Lowering:
         x = self.memory.buffers[op.x]
         self._emit(
             attention.rope,
-            self._each(op.x, op.heads),
+            self._each(op.x, op.heads, SMALL),
             [op.x],
             [op.x],
             x=x.address,
@@ -237,10 +249,14 @@ class _Lowering:
         }
 
     def _store_kv(self, op: StoreKV, rotation: Rope | None) -> None:
+        shape = self.memory.kv.shape
+        assert rotation is None or (rotation.heads, rotation.head_dim) == (shape.heads, shape.head_dim), (
+            rotation
+        )
         k, v = self.memory.buffers[op.k], self.memory.buffers[op.v]
         self._emit(
             attention.store_kv,
-            self._each(op.k, self.memory.kv.shape.heads),
+            self._each(op.k, self.memory.kv.shape.heads, SMALL),
             [op.k, op.v],
             [f"kv {op.layer}", *([op.k] if rotation else [])],
             k=k.address,
@@ -249,6 +265,8 @@ class _Lowering:
             table=self._rope_table(rotation) if rotation else 0,
             **self._kv_fields(op.layer),
         )
+        if rotation:
+            self._written(op.k, op.k)
 
     def _attention(self, op: Attention) -> None:
         q, y = self.memory.buffers[op.q], self.memory.buffers[op.out]
@@ -277,7 +295,7 @@ class _Lowering:
             fields = {"groups": y.width // GROUP, **_quantized_fields(y)}
             self._emit(
                 rows.gated_silu_quantize,
-                self._each(op.gate, y.width // GROUP),
+                self._each(op.gate, y.width // GROUP, SMALL),
                 [op.gate, op.up],
                 [_q8(op.out)],
                 **common,
@@ -287,7 +305,7 @@ class _Lowering:
         if floats or not quantized:
             self._emit(
                 rows.gated_silu,
-                self._each(op.gate, gate.stride // LANES),
+                self._each(op.gate, gate.stride // LANES, SMALL),
                 [op.gate, op.up],
                 [op.out],
                 **common,
@@ -326,7 +344,9 @@ def _inputs(op: Op) -> tuple[str, ...]:
     match op:
         case Embed():
             return ()
-        case RmsNorm(x) | MatMul(x) | Rope(x) | TakeRows(x):
+        case MatMul(x, out, _, accumulate):
+            return (x, out) if accumulate else (x,)
+        case RmsNorm(x) | Rope(x) | TakeRows(x):
             return (x,)
         case StoreKV(k, v):
             return (k, v)

@@ -8,6 +8,7 @@ from statistics import median
 
 import numpy as np
 
+from ostinato.errors import InvalidRequestError
 from ostinato.ops.cpu import host
 from ostinato.ops.cpu.instructions import Instruction, Items, encode
 from ostinato.ops.cpu.kernels import measure
@@ -47,9 +48,14 @@ def measure_machine(threads: int | None = None, report: Report | None = None) ->
     Args:
         threads: by default the cores this process may use.
         report: told of the progress if kernels have to be compiled.
+
+    Raises:
+        InvalidRequestError: `threads` is below 1.
     """
     target = host.target()
     threads = host.usable_cores() if threads is None else threads
+    if threads < 1:
+        raise InvalidRequestError(f"threads is {threads}; 1 or more are allowed", "threads")
     bench = _Bench(threads, library(target), report)
     try:
         return Machine(

@@ -255,7 +255,7 @@ def sum_lanes(a: F32) -> float:
 
 
 def max_lanes(a: F32) -> float:
-    """The largest lane; NaN lanes are of no account unless all are."""
+    """The largest lane. Where some are NaN: NaN, or the largest of the others."""
     _outside()
 
 
@@ -297,7 +297,7 @@ def atomic_add(address: int, value: int) -> int:
 
 
 def atomic_load(address: int) -> int:
-    """An int64; what its writer wrote before is visible after (acquire)."""
+    """An int64; what its writer wrote before is visible after. Sequentially consistent."""
     _outside()
 
 

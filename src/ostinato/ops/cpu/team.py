@@ -12,6 +12,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -29,16 +31,16 @@ _PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
 
 
 class _Call:
-    """A compiled kernel with fixed fields, callable from Python; the GIL is released while it runs."""
+    """A compiled kernel with fixed fields, as worker `worker`. The GIL is released while it runs.
 
-    def __init__(self, library: Library, kernel: Kernel, **values: int) -> None:
+    `run` has no frame in Python, so that no interrupt can be raised between calling it and its first step.
+    """
+
+    def __init__(self, library: Library, kernel: Kernel, worker: int = 0, **values: int) -> None:
         addresses = library.load([kernel])
         self._words = encode([Instruction(kernel, Items(), values)], addresses)
-        self._op = self._words.ctypes.data
-        self._entry: _Entry = _PROTOTYPE(addresses[kernel.name])
-
-    def __call__(self, worker: int = 0) -> None:
-        self._entry(0, 0, worker, 0, self._op)
+        entry: _Entry = _PROTOTYPE(addresses[kernel.name])
+        self.run = partial(entry, 0, 0, worker, 0, self._words.ctypes.data)
 
 
 class _State:
@@ -56,9 +58,11 @@ class _State:
             lock.acquire()
         self.start = _Call(library, kernels.team_start, team=team, workers=workers, woken=woken)
         self.lead = _Call(library, kernels.team_lead, team=team, workers=workers)
-        self.serve = _Call(
-            library, kernels.team_serve, team=team, workers=workers, spins=_spins_in(SPIN_S, library)
-        )
+        spins = _spins_in(SPIN_S, library)
+        self.serve = [
+            _Call(library, kernels.team_serve, worker, team=team, workers=workers, spins=spins)
+            for worker in range(workers)
+        ]
 
     @property
     def ended(self) -> bool:
@@ -85,10 +89,13 @@ class Team:
         """Run the program named by the header at this address, on all threads; return when it is done."""
         state = self._state
         state.cells[kernels.HEADER // 8] = header
-        state.start()
-        for worker in np.flatnonzero(state.woken):
-            state.locks[worker].release()
-        state.lead()
+        lead = state.lead.run
+        try:
+            state.start.run()
+            for worker in np.flatnonzero(state.woken):
+                _wake(state.locks[worker])
+        finally:  # an interrupt may come anywhere: a step that was opened is closed
+            lead()
 
     def close(self) -> None:
         """End the threads."""
@@ -97,18 +104,24 @@ class Team:
 
 def _work(state: _State, worker: int) -> None:
     while not state.ended:
-        state.serve(worker)
+        state.serve[worker].run()
         if not state.ended:
             state.locks[worker].acquire()
+
+
+def _wake(lock: threading.Lock) -> None:
+    """Let the worker that waits for this lock go on; harmless where it was told already."""
+    with suppress(RuntimeError):
+        lock.release()
 
 
 def _end(state: _State, threads: Sequence[threading.Thread]) -> None:
     state.cells[kernels.END // 8] = 1
     for lock in state.locks:
-        if lock.locked():
-            lock.release()
+        _wake(lock)
     for thread in threads:
-        thread.join()
+        if thread is not threading.current_thread():  # a worker may be the one that collects garbage
+            thread.join()
 
 
 def _spins_in(seconds: float, library: Library) -> int:
@@ -116,5 +129,5 @@ def _spins_in(seconds: float, library: Library) -> int:
     trial = 20_000
     call = _Call(library, kernels.team_spin, spins=trial)
     begin = time.perf_counter()
-    call()
+    call.run()
     return max(1, round(trial * seconds / (time.perf_counter() - begin)))

@@ -50,7 +50,7 @@ class PackedWeights:
         layouts = {weight: _layout(tensors[weight.name]) for weight in matrices}
         total = sum(padded(layouts[w].packed_bytes(*_shape(tensors[w.name]))) for w in matrices)
         total += sum(padded(4 * _padded_length(tensors[w.name])) for w in vectors)
-        self.arena = Arena(total)
+        self.arena = Arena(total, huge=True)
         self.vectors: dict[Weight, int] = {weight: self._vector(tensors[weight.name]) for weight in vectors}
         self.matrices: dict[Weight, Matrix] = {}
         self._multiplied = {op.weight for op in program.ops if isinstance(op, MatMul)}

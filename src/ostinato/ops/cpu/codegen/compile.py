@@ -17,8 +17,12 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+from ostinato.errors import KernelError
 from ostinato.ops.cpu import host
 from ostinato.ops.cpu.kernel import BATCH_FIELDS, CALL_FIELDS, HEADER_WORDS, WORD_BYTES, Kernel
+
+ALLOWED = frozenset({"sched_yield", "memset", "memcpy", "memmove"})
+"""The functions outside itself that a kernel may call."""
 
 _RUN = (*CALL_FIELDS, "batch", "op")
 
@@ -94,6 +98,10 @@ class _Unroll(ast.NodeTransformer):
         return node
 
 
+def _is_stored(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
+
+
 def _called_name(node: ast.expr) -> str:
     return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
 
@@ -105,7 +113,8 @@ def _specialised(function: FunctionType, constants: Mapping[str, int]) -> ast.Fu
     definition.decorator_list, definition.returns = [], None
     for argument in definition.args.args:
         argument.annotation = None
-    scope = {**function.__globals__, **constants}
+    local = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name) and _is_stored(node)}
+    scope = {name: v for name, v in {**function.__globals__, **constants}.items() if name not in local}
     definition.body = [_Replace(constants).visit(statement) for statement in definition.body]
     definition.body = _Unroll(scope)._block(definition.body)
     ast.increment_lineno(definition, function.__code__.co_firstlineno - 1)
@@ -192,8 +201,14 @@ class Compiler:
         return scope[definition.name]
 
     def object(self, kernel: Kernel) -> bytes:
-        """Return the object file of a kernel."""
-        code: bytes = self.machine.emit_object(self.module(kernel))
+        """Return the object file of a kernel; raise KernelError if it is not free of Python."""
+        module = self.module(kernel)
+        outside = {f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")}
+        if outside - ALLOWED:
+            raise KernelError(
+                f"kernel '{kernel.name}' can raise: it needs {', '.join(sorted(outside - ALLOWED))}"
+            )
+        code: bytes = self.machine.emit_object(module)
         return code
 
     def assembly(self, kernel: Kernel) -> str:

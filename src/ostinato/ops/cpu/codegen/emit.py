@@ -222,7 +222,7 @@ def _control() -> dict[str, Any]:
         "atomic_swap": instruction(INT, [ADDRESS, INT, INT], atomic_swap),
         "atomic_exchange": instruction(INT, [ADDRESS, INT], atomic("xchg")),
         "atomic_load": instruction(
-            INT, [ADDRESS], lambda b, a: b.load_atomic(pointer_to(b, a[0], I64), "acquire", 8)
+            INT, [ADDRESS], lambda b, a: b.load_atomic(pointer_to(b, a[0], I64), "seq_cst", 8)
         ),
         "atomic_store": instruction(NOTHING, [ADDRESS, INT], atomic_store),
     }

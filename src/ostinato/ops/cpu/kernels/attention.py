@@ -5,7 +5,7 @@ A KV block holds 32 tokens of every layer and KV head: for each (layer, head) th
 so that a register is 16 dimensions of one token.
 
 Attention goes through absolute positions in segments of 256. Within a segment: scores, their maximum,
-exponentials, their sum, and the weighted sum of values, position by position. Segments are then merged in
+powers, their sum, and the weighted sum of values, position by position. Segments are then merged in
 order of position. Neither the number of queries in a tile, nor who computes a segment, nor where a chunk of a
 prompt ended plays a part, so neither can it in the bits.
 """
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from ostinato.ops.batch import BLOCK_TOKENS
 from ostinato.ops.cpu.kernel import REGISTRY, Kernel, inline, kernel, variant
-from ostinato.ops.cpu.kernels.common import exp
+from ostinato.ops.cpu.kernels.common import LOG2_E, exp2
 from ostinato.ops.cpu.simd import (
+    F32,
     LANES,
     f32,
     fma,
@@ -37,13 +38,16 @@ from ostinato.ops.cpu.simd import (
     store_f16,
     store_f32,
     sum_lanes,
+    where_below,
     where_less,
 )
 
 SEGMENT = 256
 """Positions whose softmax is taken together before it is merged with what came before."""
 
-MINUS_INFINITY = float("-inf")
+INFINITY, MINUS_INFINITY = float("inf"), float("-inf")
+LOWEST = -65504.0
+"""The lowest float16."""
 
 # Constants of the variants, put in before compilation.
 QUERIES, HEADS_PER_KV, VALUE_REGISTERS = 8, 1, 4
@@ -92,6 +96,13 @@ def head_block(
     return pool + ((block * layers + layer) * kv_heads + head) * head_dim * BLOCK_TOKENS * 4
 
 
+@inline
+def nan_of(value: F32) -> F32:
+    """NaN where the value is NaN, else 0."""
+    zero = splat(f32(0.0))
+    return where_below(value, splat(f32(INFINITY)), zero, where_below(zero, value, zero, value))
+
+
 @kernel
 def store_kv(
     first: int,
@@ -115,7 +126,9 @@ def store_kv(
 ) -> None:
     """Write the keys, rotated if `table` is not 0, and the values of this step's tokens into their blocks.
 
-    An item is a KV head of a token.
+    An item is a KV head of a token. Values are always finite, since those that a query must not see are
+    multiplied with a weight of 0. Where one is NaN the keys become NaN instead: what must not be seen of them
+    is left out, not multiplied.
     """
     halves = scratch + worker * scratch_bytes
     for n in range(first, last):
@@ -128,9 +141,13 @@ def store_kv(
         row = (t * stride + head * head_dim) * 4
         if table != 0:
             rotate(k + row, table + position * head_dim * 4, head_dim)
+        spoilt = splat(f32(0.0))
         for d in range(0, head_dim, LANES):
-            store_f16(halves + 2 * d, load_f32(k + row + 4 * d))
-            store_f16(values + 2 * d, load_f32(v + row + 4 * d))
+            value = load_f32(v + row + 4 * d)
+            spoilt = spoilt + nan_of(value)
+            store_f16(values + 2 * d, maximum(value, splat(f32(LOWEST))))
+        for d in range(0, head_dim, LANES):
+            store_f16(halves + 2 * d, load_f32(k + row + 4 * d) + splat(sum_lanes(spoilt)))
         for d in range(head_dim):
             set_u16(keys + (d * BLOCK_TOKENS + column) * 2, get_u16(halves + 2 * d))
 
@@ -139,7 +156,7 @@ def store_kv(
 #
 # A tile is QUERIES queries that read the same KV head: HEADS_PER_KV heads of QUERIES / HEADS_PER_KV
 # neighbouring tokens of one sequence. Where fewer tokens are left the last one is computed again. The state
-# of a tile after some segments is, for each query, the maximum score and the sum of exponentials (16 equal
+# of a tile after some segments is, for each query, the maximum score and the sum of powers of two (16 equal
 # floats each), then the weighted sum of values [head_dim].
 
 STATE_HEAD_BYTES = 2 * LANES * 4
@@ -162,7 +179,8 @@ def segment_scores(
     queries: int, stride: int, first: int, last: int, keys_of: int, block_stride: int, table: int, start: int,
     length: int, head_dim: int, scale: float, scores: int,
 ) -> None:  # fmt: skip
-    """scores[query][position] = scale · q · k over a segment; sums go through dimensions in order."""
+    """scores[query][position] = scale · log2(e) · q · k; sums go through the dimensions in order."""
+    factor = splat(scale * f32(LOG2_E))
     for p in range(0, length, BLOCK_TOKENS):
         keys = keys_of + block_at(table, start + p) * block_stride
         low = registers(QUERIES, splat(f32(0.0)))
@@ -178,27 +196,27 @@ def segment_scores(
                 low[j] = fma(k_low, x, low[j])
                 high[j] = fma(k_high, x, high[j])
         for j in static(QUERIES):
-            store_f32(scores + (j * SEGMENT + p) * 4, low[j] * splat(scale))
-            store_f32(scores + (j * SEGMENT + p + LANES) * 4, high[j] * splat(scale))
+            store_f32(scores + (j * SEGMENT + p) * 4, low[j] * factor)
+            store_f32(scores + (j * SEGMENT + p + LANES) * 4, high[j] * factor)
 
 
 @inline
 def segment_softmax(scores: int, length: int, visible: int, state: int) -> None:
-    """Turn one query's scores into exponentials; only the first `visible` positions count.
+    """Turn one query's scores into powers of two; only the first `visible` positions count.
 
     Writes maximum and sum to `state`.
     """
     largest = splat(f32(MINUS_INFINITY))
     for p in range(0, length, LANES):
-        masked = where_less(
-            lane_numbers() + splat_i32(p), visible, load_f32(scores + 4 * p), splat(f32(MINUS_INFINITY))
-        )
-        store_f32(scores + 4 * p, masked)
-        largest = maximum(largest, masked)
+        score = load_f32(scores + 4 * p)
+        if p + LANES > visible:
+            score = where_less(lane_numbers() + splat_i32(p), visible, score, splat(f32(MINUS_INFINITY)))
+            store_f32(scores + 4 * p, score)
+        largest = maximum(largest, score)
     top = splat(max_lanes(largest))
     total = splat(f32(0.0))
     for p in range(0, length, LANES):
-        weight = exp(load_f32(scores + 4 * p) - top)
+        weight = exp2(load_f32(scores + 4 * p) - top)
         store_f32(scores + 4 * p, weight)
         total = total + weight
     store_f32(state, top)
@@ -241,7 +259,7 @@ def merge(state: int, later: int, head_dim: int) -> None:
     """Fold the state of a later segment into the state of those before it, for one query."""
     top_a, top_b = load_f32(state), load_f32(later)
     top = maximum(top_a, top_b)
-    a, b = exp(top_a - top), exp(top_b - top)
+    a, b = exp2(top_a - top), exp2(top_b - top)
     store_f32(state, top)
     for i in range(4 * LANES, STATE_HEAD_BYTES + 4 * head_dim, 4 * LANES):
         store_f32(state + i, fma(load_f32(later + i), b, load_f32(state + i) * a))
@@ -249,7 +267,7 @@ def merge(state: int, later: int, head_dim: int) -> None:
 
 @inline
 def finish(state: int, y: int, head_dim: int) -> None:
-    """y = sums / sum of exponentials, for one query."""
+    """y = sums / sum of powers, for one query."""
     inverse = splat(f32(1.0)) / load_f32(state + 4 * LANES)
     for d in range(0, head_dim, LANES):
         store_f32(y + 4 * d, load_f32(state + STATE_HEAD_BYTES + 4 * d) * inverse)
@@ -265,7 +283,7 @@ def attend_segment(
     segment_scores(
         queries, stride, first, last, keys_of, block_stride, table, start, length, head_dim, scale, scores
     )
-    for j in static(QUERIES):
+    for j in range(QUERIES):
         visible = get_i32(positions + 4 * token_of(j, first, last)) + 1 - start
         segment_softmax(
             scores + j * SEGMENT * 4, length, visible, state + j * (STATE_HEAD_BYTES + 4 * head_dim)
@@ -301,10 +319,10 @@ def attend_tile(
             into,
         )
         if start > 0:
-            for j in static(QUERIES):
+            for j in range(QUERIES):
                 if get_i32(positions + 4 * token_of(j, first, last)) >= start:
                     merge(state + j * state_bytes, later + j * state_bytes, head_dim)
-    for j in static(QUERIES):
+    for j in range(QUERIES):
         out = y + (token_of(j, first, last) * y_stride + j % HEADS_PER_KV * head_dim) * 4
         finish(state + j * state_bytes, out, head_dim)
 

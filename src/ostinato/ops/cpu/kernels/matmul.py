@@ -78,20 +78,20 @@ def _quantized(
                 if MINIMA:
                     minimum = load_f16(block + 64 * BITS + 32)
                 for t in static(T):
-                    i = (tile + t) * groups + g
-                    x = values + i * GROUP
+                    n = (tile + t) * groups + g
+                    x = values + n * GROUP
                     if MINIMA:
                         dot = splat_i32(0)
                     else:
-                        dot = splat_i32(-(1 << (BITS - 1)) * get_i32(integer_sums + 4 * i))
+                        dot = splat_i32(-(1 << (BITS - 1)) * get_i32(integer_sums + 4 * n))
                     for j in static(8):
                         if BITS == 4:
                             dot = dot4_small(dot, q[j], load_bytes4(x + 4 * j))
                         else:
                             dot = dot4(dot, q[j], load_bytes4(x + 4 * j))
-                    acc[t] = fma(to_f32(dot) * load_splat(scales + 4 * i), scale, acc[t])
+                    acc[t] = fma(to_f32(dot) * load_splat(scales + 4 * n), scale, acc[t])
                     if MINIMA:
-                        acc[t] = fma(minimum, load_splat(scaled_sums + 4 * i), acc[t])
+                        acc[t] = fma(minimum, load_splat(scaled_sums + 4 * n), acc[t])
             for t in static(T):
                 out = y + ((tile + t) * y_stride + r * LANES) * 4
                 if accumulate != 0:

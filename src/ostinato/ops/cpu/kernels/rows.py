@@ -9,7 +9,7 @@ depends on the width alone.
 from __future__ import annotations
 
 from ostinato.ops.cpu.kernel import Kernel, inline, kernel, variant
-from ostinato.ops.cpu.kernels.common import GROUP, exp, quantize_group
+from ostinato.ops.cpu.kernels.common import GROUP, LOG2_E, exp2, quantize_group
 from ostinato.ops.cpu.packing import LAYOUTS, Layout
 from ostinato.ops.cpu.simd import (
     F32,
@@ -21,6 +21,7 @@ from ostinato.ops.cpu.simd import (
     get_u8,
     get_u16,
     load_f32,
+    minimum,
     set_f32,
     set_i32,
     splat,
@@ -68,6 +69,8 @@ def _embed_floating(
                 set_i32(out, get_u16(panel + (k * LANES + lane) * 2) << 16)
             else:
                 set_f32(out, get_f16(panel + (k * LANES + lane) * 2))
+        for k in range(columns, stride):
+            set_f32(x + (t * stride + k) * 4, f32(0.0))
 
 
 def _embed_variant(layout: Layout) -> Kernel:
@@ -177,7 +180,8 @@ def quantize(
 @inline
 def silu(x: F32) -> F32:
     """x / (1 + e^-x)"""
-    return x / (splat(f32(1.0)) + exp(splat(f32(0.0)) - x))
+    power = minimum(splat(f32(126.0)), x * splat(f32(-LOG2_E)))
+    return x / (splat(f32(1.0)) + exp2(power))
 
 
 @kernel

@@ -19,6 +19,7 @@ from ostinato.ops.cpu.kernel import (
     FACTOR,
     INSTRUCTION_WORDS,
     KERNEL,
+    LEAST,
     WAIT,
     WORD_BYTES,
     inline,
@@ -51,8 +52,8 @@ INSIDE: it is running a step."""
 PROGRAM_WORDS = 2
 """Words of a header before the fields of the batch: its program, and how many instructions."""
 
-CHUNKS = 4
-"""Chunks of a worker's share."""
+CHUNKS = 16
+"""The most chunks that a worker's share is cut into."""
 
 CHUNK_BITS = 8
 MAX_INSTRUCTIONS = 1 << 14
@@ -111,11 +112,11 @@ def number_of_items(op: int, batch: int) -> int:
 @inline
 def work_on(team: int, worker: int, workers: int, batch: int, op: int, number: int, items: int) -> int:
     """Claim and run chunks of one instruction until none is left; return how many items were done."""
-    done = 0
+    done, least = 0, get_i64(op + LEAST * WORD_BYTES)
     for turn in range(workers):
         owner = (worker + turn) % workers
         begin, end = share(items, owner, workers), share(items, owner + 1, workers)
-        size = (end - begin + CHUNKS - 1) // CHUNKS
+        size = max(least, (end - begin + CHUNKS - 1) // CHUNKS)
         while begin < end:
             chunk = claim(cell_of(team, owner) + CLAIM, number, (end - begin + size - 1) // size)
             if chunk < 0:
@@ -162,20 +163,22 @@ def run_step(team: int, worker: int, workers: int, step: int) -> None:
 
 @kernel
 def team_start(team: int, workers: int, woken: int) -> None:
-    """Open the next step. Writes an int64 a worker at `woken`: 1 where it is parked and must be woken."""
+    """Open the next step. Writes an int64 a worker at `woken`: 1 where it waits for its lock."""
     done = 0
     for worker in range(workers):
         done += atomic_load(cell_of(team, worker) + DONE)
     atomic_store(team + DONE_BEFORE, done)
     atomic_add(team + STEP, 1)
     for worker in range(workers):
-        atomic_store(woken + worker * WORD_BYTES, atomic_exchange(cell_of(team, worker) + PARKED, 0))
+        atomic_store(woken + worker * WORD_BYTES, atomic_load(cell_of(team, worker) + PARKED))
 
 
 @kernel
 def team_lead(team: int, workers: int) -> None:
-    """Run the open step as worker 0 and close it; return when nobody looks at its header any more."""
+    """Run the open step, if there is one, as worker 0; close it, and wait until all are out of it."""
     step = atomic_load(team + STEP)
+    if step % 2 == 1:
+        return
     run_step(team, 0, workers, step // 2)
     atomic_exchange(team + STEP, step + 1)
     for worker in range(workers):
@@ -188,6 +191,7 @@ def team_lead(team: int, workers: int) -> None:
 def team_serve(worker: int, team: int, workers: int, spins: int) -> None:
     """Run steps as they open; return, marked as parked, after `spins` looks in vain, or at the end."""
     mine = cell_of(team, worker)
+    atomic_store(mine + PARKED, 0)
     seen, idle = 1, 0
     while atomic_load(team + END) == 0:
         step = atomic_load(team + STEP)
@@ -203,8 +207,9 @@ def team_serve(worker: int, team: int, workers: int, spins: int) -> None:
         else:
             atomic_exchange(mine + PARKED, 1)
             step = atomic_load(team + STEP)
-            if step % 2 == 1 or step == seen or atomic_exchange(mine + PARKED, 0) == 0:
+            if step % 2 == 1 or step == seen:
                 return
+            atomic_store(mine + PARKED, 0)
             idle = 0
 
 
