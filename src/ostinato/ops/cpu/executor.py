@@ -62,7 +62,7 @@ class CpuExecutor:
         assert self.threads >= 1, threads
         self.memory = _memory(program, tensors, num_blocks, max_batch_tokens, self.threads)
         self._batch = _BatchMemory(max_batch_tokens, num_blocks)
-        self._heads_per_kv = _heads_per_kv(program)
+        self._attention_tile = _attention_tile(program)
         packing = self.memory.weights.instructions
         self.library = library(host.target(simd))
         self._addresses = self.library.load(self._kernels(packing), report)
@@ -94,7 +94,7 @@ class CpuExecutor:
 
     def _kernels(self, packing: Sequence[Instruction]) -> list[Kernel]:
         """Return whatever any batch can need, so that no request has to wait for a compiler."""
-        tiles = [self._tiles(*sizes) for sizes in product(TILES, TILES, (False, True))]
+        tiles = [Tiles(tile, tile, queries) for tile, queries in product(TILES, {1, self._attention_tile})]
         lowered = [instruction for t in tiles for instruction in lower(self.program, self.memory, t)]
         return [*TEAM_KERNELS, *(instruction.kernel for instruction in (*packing, *lowered))]
 
@@ -102,7 +102,7 @@ class CpuExecutor:
         """Return the tiles that suit a batch of this size; `decode`: it has one token of each sequence."""
         tile = next((t for t in TILES if t >= num_tokens), TILES[-1])
         row_tile = next((t for t in TILES if t >= num_rows), TILES[-1])
-        return Tiles(tile, row_tile, 1 if decode else max(1, MAX_QUERIES // self._heads_per_kv))
+        return Tiles(tile, row_tile, 1 if decode else self._attention_tile)
 
     def _program(self, tiles: Tiles) -> NDArray[np.int64]:
         if tiles not in self._programs:
@@ -141,8 +141,13 @@ class _BatchMemory:
         self.header[self._counts] = len(batch.token_ids), len(batch.logits_rows), batch.block_tables.shape[1]
 
 
+def _attention_tile(program: Program) -> int:
+    """Return how many tokens an attention tile has: as many as keep it within MAX_QUERIES queries."""
+    return max(1, MAX_QUERIES // _heads_per_kv(program))
+
+
 def _heads_per_kv(program: Program) -> int:
-    """Return how many query heads share a KV head; at most MAX_QUERIES can be a tile."""
+    """Return how many query heads share a KV head."""
     (attention_op, *_) = (op for op in program.ops if isinstance(op, Attention))
     if attention_op.head_dim % LANES:
         raise UnsupportedModelError(
@@ -155,9 +160,8 @@ def _memory(
     program: Program, tensors: Mapping[str, Tensor], num_blocks: int, max_batch_tokens: int, threads: int
 ) -> Memory:
     """Reserve everything the instructions of a program point to."""
-    heads_per_kv, head_dim = _heads_per_kv(program), program.kv.head_dim
-    queries = max(MAX_QUERIES // heads_per_kv, 1) * heads_per_kv
-    scratch_bytes = padded(attention.scratch_bytes(queries, head_dim))
+    queries = _attention_tile(program) * _heads_per_kv(program)
+    scratch_bytes = padded(attention.scratch_bytes(queries, program.kv.head_dim))
     scratch = Arena(threads * scratch_bytes)
     positions = num_blocks * BLOCK_TOKENS
     tables = {(op.head_dim, op.base) for op in program.ops if isinstance(op, Rope)}
