@@ -311,9 +311,9 @@ def test_integer_instructions(run: Runner, bits: int) -> None:
         126.5,
         127.5,
         -127.5,
-        2**23 + 1,
-        -(2**31),
-        2**30,
+        2**21 + 0.5,
+        -(2**22) + 1,
+        2**22 - 1,
         *range(4),
     ]
     f, out = guarded.copy(numbers), guarded.empty((count, len(INTEGER_RESULTS), LANES), np.int32)

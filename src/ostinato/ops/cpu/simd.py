@@ -198,7 +198,7 @@ def to_f32(value: I32) -> F32:
 
 
 def to_i32(value: F32) -> I32:
-    """Rounded to the nearest integer, ties to even. Values outside the range of int32 have no meaning."""
+    """Rounded to the nearest integer, ties to even. Values from 2^22 on have no meaning."""
     _outside()
 
 
