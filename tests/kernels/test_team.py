@@ -313,7 +313,9 @@ PREAMBLE = """
 def child(script: str, timeout: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
     """Run a script with a team of its own to its end, which must come."""
     code = textwrap.dedent(PREAMBLE) + textwrap.dedent(script)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout)
+    # Newer Pythons warn of any fork in a process with threads, which is what some of these tests are about.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
 
 
 ENDINGS = {
