@@ -74,7 +74,7 @@ class _Bench:
 
     def __init__(self, threads: int, kernels: Library, report: Report | None) -> None:
         self._addresses = kernels.load(measure.MEASURE_KERNELS, report)
-        self._source, self._sink = Arena(READ_BYTES), Arena(threads * SINK_BYTES)
+        self._source, self._sink = Arena(READ_BYTES, huge=True), Arena(threads * SINK_BYTES)
         self._source.bytes[:] = 1
         self._words = Arena(PROGRAM_WORDS * 8)
         self._header = self._words.view(self._words.address, (PROGRAM_WORDS,), np.int64)

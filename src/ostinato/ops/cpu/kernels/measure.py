@@ -14,11 +14,13 @@ ROUNDS = 1000
 
 @kernel
 def read_memory(first: int, last: int, worker: int, source: int, sink: int) -> None:
-    """Read pieces of memory, a register at a time. An item is PIECE bytes."""
+    """Read pieces of memory in two streams, which is as fast as one core can. An item is PIECE bytes."""
     acc = registers(8, splat_i32(0))
-    for address in range(source + first * PIECE, source + last * PIECE, 8 * 64):
-        for j in static(8):
+    half = (last - first) * PIECE // 2
+    for address in range(source + first * PIECE, source + first * PIECE + half, 4 * 64):
+        for j in static(4):
             acc[j] = acc[j] ^ load_i32(address + 64 * j)
+            acc[j + 4] = acc[j + 4] ^ load_i32(address + half + 64 * j)
     for j in static(8):
         store_i32(sink + (worker * 8 + j) * 64, acc[j])
 
