@@ -13,7 +13,7 @@ from harness import FUSED_PATHS, PATHS, Array, Floats, Guarded, Runner, batch_fi
 from ostinato.ops import reference
 from ostinato.ops.batch import BLOCK_TOKENS, ForwardBatch
 from ostinato.ops.cpu.executor import MAX_QUERIES
-from ostinato.ops.cpu.kernels import attention
+from ostinato.ops.cpu.kernels import kv
 from ostinato.ops.cpu.kernels.attention import SEGMENT, attention_kernel, scratch_bytes
 
 ATTENTION_BOUND = 1e-5
@@ -42,7 +42,7 @@ def tile_tokens(heads_per_kv: int) -> int:
 def compiled(simd: str) -> Runner:
     """Return the path's kernels, all that these tests need compiled at once."""
     made = runner(simd)
-    needed = [attention.rope, attention.store_kv]
+    needed = [kv.rope, kv.store_kv]
     for _, head_dim, heads_per_kv in (case for case in CASES if case[0] == simd):
         for tokens in (1, tile_tokens(heads_per_kv)):
             needed.append(attention_kernel(tokens * heads_per_kv, heads_per_kv, head_dim))
@@ -107,7 +107,7 @@ class Layer:
     def store(self, batch: ForwardBatch, rows: Rows, table: Array | int = 0) -> None:
         """Write keys and values to the blocks of a batch."""
         self.run(
-            attention.store_kv,
+            kv.store_kv,
             len(batch.token_ids) * self.KV_HEADS,
             batch=batch_fields(batch),
             k=rows.k,
@@ -324,7 +324,7 @@ def test_rope(simd: str, head_dim: int) -> None:
     guarded = Guarded()
     turned = guarded.copy(x.reshape(len(positions), -1))
     compiled(simd)(
-        attention.rope,
+        kv.rope,
         len(positions) * heads,
         batch={"positions": positions},
         x=turned,

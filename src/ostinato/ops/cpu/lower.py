@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ostinato.ops.cpu.buffers import Buffer, Buffers, KVPool, RopeTable
 from ostinato.ops.cpu.instructions import Instruction, Items
 from ostinato.ops.cpu.kernel import Kernel
-from ostinato.ops.cpu.kernels import attention, rows
+from ostinato.ops.cpu.kernels import attention, kv, rows
 from ostinato.ops.cpu.kernels.common import GROUP
 from ostinato.ops.cpu.kernels.matmul import MATMUL
 from ostinato.ops.cpu.memory import Arena
@@ -224,7 +224,7 @@ class _Lowering:
     def _rope(self, op: Rope) -> None:
         x = self.memory.buffers[op.x]
         self._emit(
-            attention.rope,
+            kv.rope,
             self._each(op.x, op.heads, SMALL),
             [op.x],
             [op.x],
@@ -237,13 +237,13 @@ class _Lowering:
         self._written(op.x, op.x)
 
     def _kv_fields(self, layer: int) -> dict[str, int]:
-        kv = self.memory.kv
+        pool = self.memory.kv
         return {
-            "pool": kv.arena.address,
-            "layers": kv.shape.num_layers,
+            "pool": pool.arena.address,
+            "layers": pool.shape.num_layers,
             "layer": layer,
-            "kv_heads": kv.shape.heads,
-            "head_dim": kv.shape.head_dim,
+            "kv_heads": pool.shape.heads,
+            "head_dim": pool.shape.head_dim,
             "scratch": self.memory.scratch.address,
             "scratch_bytes": self.memory.scratch_bytes,
         }
@@ -255,7 +255,7 @@ class _Lowering:
         )
         k, v = self.memory.buffers[op.k], self.memory.buffers[op.v]
         self._emit(
-            attention.store_kv,
+            kv.store_kv,
             self._each(op.k, self.memory.kv.shape.heads, SMALL),
             [op.k, op.v],
             [f"kv {op.layer}", *([op.k] if rotation else [])],

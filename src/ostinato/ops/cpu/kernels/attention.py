@@ -1,28 +1,27 @@
-"""Rotary positions, the KV blocks, and attention with one fixed order of reduction.
+"""Attention with one fixed order of reduction.
 
-A KV block holds 32 tokens of every layer and KV head: for each (layer, head) the keys as float16
-[head_dim][32], so that a register is 16 tokens of one dimension, then the values as float16 [32][head_dim],
-so that a register is 16 dimensions of one token.
+It goes through absolute positions in segments of 256. Within a segment: scores, their maximum, powers, their
+sum, and the weighted sum of values, position by position. Segments are then merged in order of position.
+Neither the number of queries in a tile, nor who computes a segment, nor where a chunk of a prompt ended plays
+a part, so neither can it in the bits.
 
-Attention goes through absolute positions in segments of 256. Within a segment: scores, their maximum,
-powers, their sum, and the weighted sum of values, position by position. Segments are then merged in
-order of position. Neither the number of queries in a tile, nor who computes a segment, nor where a chunk of a
-prompt ended plays a part, so neither can it in the bits.
+A tile is QUERIES queries that read the same KV head: HEADS_PER_KV heads of QUERIES / HEADS_PER_KV
+neighbouring tokens of one sequence. Where fewer tokens are left the last one is computed again. The state of
+a tile after some segments is, for each query, the maximum score and the sum of powers of two (16 equal floats
+each), then the weighted sum of values [head_dim].
 """
 
 from __future__ import annotations
 
 from ostinato.ops.batch import BLOCK_TOKENS
-from ostinato.ops.cpu.kernel import REGISTRY, Kernel, inline, kernel, variant
+from ostinato.ops.cpu.kernel import REGISTRY, Kernel, inline, variant
 from ostinato.ops.cpu.kernels.common import LOG2_E, exp2
+from ostinato.ops.cpu.kernels.kv import head_block
 from ostinato.ops.cpu.simd import (
-    F32,
     LANES,
     f32,
     fma,
-    get_f32,
     get_i32,
-    get_u16,
     lane_numbers,
     load_f16,
     load_f32,
@@ -30,134 +29,21 @@ from ostinato.ops.cpu.simd import (
     max_lanes,
     maximum,
     registers,
-    set_f32,
-    set_u16,
     splat,
     splat_i32,
     static,
-    store_f16,
     store_f32,
     sum_lanes,
-    where_below,
     where_less,
 )
 
 SEGMENT = 256
 """Positions whose softmax is taken together before it is merged with what came before."""
 
-INFINITY, MINUS_INFINITY = float("inf"), float("-inf")
-LOWEST = -65504.0
-"""The lowest float16."""
+MINUS_INFINITY = float("-inf")
 
 # Constants of the variants, put in before compilation.
 QUERIES, HEADS_PER_KV, VALUE_REGISTERS = 8, 1, 4
-
-
-@inline
-def rotate(x: int, table: int, head_dim: int) -> None:
-    """Turn the pairs (i, i + head_dim / 2) of a head in place; `table`: its cosines, then its sines."""
-    half = head_dim // 2
-    whole = half - half % LANES
-    for i in range(0, whole, LANES):
-        a, b = load_f32(x + 4 * i), load_f32(x + 4 * (i + half))
-        cosine, sine = load_f32(table + 4 * i), load_f32(table + 4 * (i + half))
-        store_f32(x + 4 * i, a * cosine - b * sine)
-        store_f32(x + 4 * (i + half), a * sine + b * cosine)
-    for i in range(whole, half):
-        c, d = get_f32(x + 4 * i), get_f32(x + 4 * (i + half))
-        cos, sin = get_f32(table + 4 * i), get_f32(table + 4 * (i + half))
-        set_f32(x + 4 * i, c * cos - d * sin)
-        set_f32(x + 4 * (i + half), c * sin + d * cos)
-
-
-@kernel
-def rope(
-    first: int,
-    last: int,
-    positions: int,
-    x: int,
-    stride: int,
-    heads: int,
-    head_dim: int,
-    table: int,
-) -> None:
-    """Rotate heads in place. An item is a head of a token."""
-    for n in range(first, last):
-        t, head = n // heads, n % heads
-        turns = table + get_i32(positions + 4 * t) * head_dim * 4
-        rotate(x + (t * stride + head * head_dim) * 4, turns, head_dim)
-
-
-@inline
-def head_block(
-    pool: int, block: int, layers: int, layer: int, kv_heads: int, head: int, head_dim: int
-) -> int:
-    """The address of the keys of one layer and KV head in a block; the values follow them."""
-    return pool + ((block * layers + layer) * kv_heads + head) * head_dim * BLOCK_TOKENS * 4
-
-
-@inline
-def nan_of(value: F32) -> F32:
-    """NaN where the value is NaN, else 0."""
-    zero = splat(f32(0.0))
-    return where_below(value, splat(f32(INFINITY)), zero, where_below(zero, value, zero, value))
-
-
-@kernel
-def store_kv(
-    first: int,
-    last: int,
-    worker: int,
-    positions: int,
-    slot_of_token: int,
-    block_tables: int,
-    table_width: int,
-    k: int,
-    v: int,
-    stride: int,
-    pool: int,
-    layers: int,
-    layer: int,
-    kv_heads: int,
-    head_dim: int,
-    table: int,
-    scratch: int,
-    scratch_bytes: int,
-) -> None:
-    """Write the keys, rotated if `table` is not 0, and the values of this step's tokens into their blocks.
-
-    An item is a KV head of a token. Values are always finite, since those that a query must not see are
-    multiplied with a weight of 0. Where one is NaN the keys become NaN instead: what must not be seen of them
-    is left out, not multiplied.
-    """
-    halves = scratch + worker * scratch_bytes
-    for n in range(first, last):
-        t, head = n // kv_heads, n % kv_heads
-        position, slot = get_i32(positions + 4 * t), get_i32(slot_of_token + 4 * t)
-        block = get_i32(block_tables + (slot * table_width + position // BLOCK_TOKENS) * 4)
-        column = position % BLOCK_TOKENS
-        keys = head_block(pool, block, layers, layer, kv_heads, head, head_dim)
-        values = keys + (head_dim * BLOCK_TOKENS + column * head_dim) * 2
-        row = (t * stride + head * head_dim) * 4
-        if table != 0:
-            rotate(k + row, table + position * head_dim * 4, head_dim)
-        spoilt = splat(f32(0.0))
-        for d in range(0, head_dim, LANES):
-            value = load_f32(v + row + 4 * d)
-            spoilt = spoilt + nan_of(value)
-            store_f16(values + 2 * d, maximum(value, splat(f32(LOWEST))))
-        for d in range(0, head_dim, LANES):
-            store_f16(halves + 2 * d, load_f32(k + row + 4 * d) + splat(sum_lanes(spoilt)))
-        for d in range(head_dim):
-            set_u16(keys + (d * BLOCK_TOKENS + column) * 2, get_u16(halves + 2 * d))
-
-
-# -- attention -----------------------------------------------------------------------------------------------
-#
-# A tile is QUERIES queries that read the same KV head: HEADS_PER_KV heads of QUERIES / HEADS_PER_KV
-# neighbouring tokens of one sequence. Where fewer tokens are left the last one is computed again. The state
-# of a tile after some segments is, for each query, the maximum score and the sum of powers of two (16 equal
-# floats each), then the weighted sum of values [head_dim].
 
 STATE_HEAD_BYTES = 2 * LANES * 4
 
