@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from harness import FUSED_PATHS, PATHS, Array, Floats, Guarded, Runner, batch_fields, runner, same_bits
 
+from ostinato.models.rope import rope_frequencies
 from ostinato.ops import reference
 from ostinato.ops.batch import BLOCK_TOKENS, ForwardBatch
 from ostinato.ops.cpu.executor import MAX_QUERIES
@@ -114,6 +115,7 @@ class Layer:
             v=rows.v,
             stride=rows.k.shape[1],
             table=table,
+            rotated=self.head_dim,
             **self._fields(),
         )
         self.guarded.check()
@@ -332,10 +334,13 @@ def test_rope(simd: str, head_dim: int) -> None:
         heads=heads,
         head_dim=head_dim,
         table=guarded.copy(rope_table(head_dim, 4001)),
+        rotated=head_dim,
     )
     guarded.check()
     lengths = np.concatenate([np.hypot(*np.split(x, 2, axis=-1))] * 2, axis=-1).reshape(turned.shape)
-    assert (np.abs(turned - reference.rope(x, positions, 10000.0)) <= ROPE_BOUND * lengths).all()
+    assert (
+        np.abs(turned - reference.rope(x, positions, rope_frequencies(1e4, head_dim))) <= ROPE_BOUND * lengths
+    ).all()
     assert same_bits(turned[0], x[0].reshape(-1))
 
 
@@ -349,7 +354,9 @@ def test_keys_and_values_lie_where_they_should(simd: str, head_dim: int) -> None
     blocks = [4, 1]
     batch = ForwardBatch.single([0] * 40, 20, blocks)
     table = rope_table(head_dim, 60)
-    rotated = reference.rope(rows.k.reshape(40, 2, head_dim), batch.positions, 10000.0)
+    rotated = reference.rope(
+        rows.k.reshape(40, 2, head_dim), batch.positions, rope_frequencies(1e4, head_dim)
+    )
     layer.store(batch, rows, table)
     assert np.abs(rows.k - rotated).max() <= 1e-5
     got = layer.pool.copy()

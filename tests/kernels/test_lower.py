@@ -10,6 +10,7 @@ from tiny import TinyFile, TinyShape, random_tensor, tiny_llama
 
 from ostinato.errors import UnsupportedModelError
 from ostinato.models import build_program
+from ostinato.models.rope import rope_frequencies
 from ostinato.ops.batch import BLOCK_TOKENS
 from ostinato.ops.cpu.buffers import Buffers, KVPool, RopeTable
 from ostinato.ops.cpu.instructions import Instruction, barriers
@@ -34,17 +35,18 @@ from ostinato.ops.program import (
 from ostinato.weights.tensors import Tensor
 
 TILES = Tiles(8, 4, 2)
+FREQUENCIES = rope_frequencies(1e4, 16)
 
 
 def memory_for(program: Program, tensors: dict[str, Tensor]) -> Memory:
     """Reserve what the executor would, for 20 tokens and 4 blocks."""
     size = attention.scratch_bytes(16, program.kv.head_dim)
-    ropes = {(op.head_dim, op.base) for op in program.ops if isinstance(op, Rope)}
+    ropes = {(op.frequencies, op.magnitude) for op in program.ops if isinstance(op, Rope)}
     return Memory(
         weights=PackedWeights(program, tensors),
         buffers=Buffers(program, 20, spare_rows=8),
         kv=KVPool(program.kv, 4),
-        rope_tables={(dim, base): RopeTable(dim, base, 4 * BLOCK_TOKENS) for dim, base in ropes},
+        rope_tables={turn: RopeTable(*turn, 4 * BLOCK_TOKENS) for turn in ropes},
         scratch=Arena(2 * size),
         scratch_bytes=size,
     )
@@ -181,9 +183,9 @@ def test_a_buffer_is_quantised_once_until_it_changes() -> None:
 
 
 def test_a_rotation_that_no_store_follows() -> None:
-    ops: list[Op] = [Embed("x", Weight("a")), Rope("x", 4, 16, 1e4), MatMul("x", "y", Weight("a"))]
+    ops: list[Op] = [Embed("x", Weight("a")), Rope("x", 4, 16, FREQUENCIES), MatMul("x", "y", Weight("a"))]
     assert kernels_of(ops, a=Q4) == ["embed_q4", "rope", "quantize", "matmul_q4_t8"]
-    ops = [Embed("x", Weight("a")), Rope("x", 4, 16, 1e4), StoreKV("y", "x", 0)]
+    ops = [Embed("x", Weight("a")), Rope("x", 4, 16, FREQUENCIES), StoreKV("y", "x", 0)]
     assert kernels_of(ops, a=Q4) == ["embed_q4", "rope", "store_kv"]
 
 
@@ -214,7 +216,7 @@ def test_keys_rotated_while_stored_are_quantised_anew() -> None:
         Embed("k", Weight("a")),
         Embed("v", Weight("a")),
         MatMul("k", "x", Weight("a")),
-        Rope("k", 4, 16, 1e4),
+        Rope("k", 4, 16, FREQUENCIES),
         StoreKV("k", "v", 0),
         MatMul("k", "y", Weight("a")),
     ]
@@ -278,7 +280,7 @@ def test_an_arena_does_not_give_more_than_it_has() -> None:
 
 
 def test_rotary_tables_grow_as_positions_are_reached() -> None:
-    table = RopeTable(16, 1e4, 3000)
+    table = RopeTable(FREQUENCIES, 1.0, 3000)
     angles = np.arange(3000)[:, None] * 1e4 ** (-np.arange(0, 16, 2) / 16)
     want = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     filled = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ostinato.models.config import TransformerConfig
+from ostinato.models.rope import rope_frequencies
 from ostinato.ops.program import (
     LOGITS,
     Attention,
@@ -39,13 +40,14 @@ def _layer(config: TransformerConfig, layer: int) -> list[Op]:
         return Weight(f"blk.{layer}.{name}.weight", paired_heads)
 
     heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+    frequencies = rope_frequencies(config.rope_base, head_dim)
     return [
         RmsNorm("x", "normed", weight("attn_norm"), config.norm_eps),
         MatMul("normed", "q", weight("attn_q", paired_heads=heads)),
         MatMul("normed", "k", weight("attn_k", paired_heads=kv_heads)),
         MatMul("normed", "v", weight("attn_v")),
-        Rope("q", heads, head_dim, config.rope_base),
-        Rope("k", kv_heads, head_dim, config.rope_base),
+        Rope("q", heads, head_dim, frequencies),
+        Rope("k", kv_heads, head_dim, frequencies),
         StoreKV("k", "v", layer),
         Attention("q", "attended", layer, heads, kv_heads, head_dim, head_dim**-0.5),
         MatMul("attended", "x", weight("attn_output"), accumulate=True),

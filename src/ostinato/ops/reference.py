@@ -7,7 +7,7 @@ the same batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -68,8 +68,9 @@ class ReferenceExecutor:
             case MatMul(x, out, weight, accumulate):
                 y = buffers[x] @ self._weight(weight).T
                 buffers[out] = buffers[out] + y if accumulate else y
-            case Rope(x, heads, head_dim, base):
-                buffers[x] = rope(buffers[x].reshape(-1, heads, head_dim), batch.positions, base)
+            case Rope(x, heads, head_dim, frequencies, magnitude):
+                heads_of_x = buffers[x].reshape(-1, heads, head_dim)
+                buffers[x] = rope(heads_of_x, batch.positions, frequencies, magnitude)
             case StoreKV(k, v, layer):
                 self._store(layer, buffers[k], buffers[v], batch)
             case Attention():
@@ -120,14 +121,16 @@ def silu(x: Float32) -> Float32:
     return y
 
 
-def rope(x: Float32, positions: Int32, base: float) -> Float32:
-    """Return x (T, H, D), pairs (i, i + D/2) turned by position · base^(-2i/D), as (T, H·D)."""
-    num_tokens, _, head_dim = x.shape
-    turns = base ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    angles = positions[:, None, None] * turns
-    cosine, sine = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-    a, b = np.split(x, 2, axis=-1)
-    return np.concatenate([a * cosine - b * sine, a * sine + b * cosine], axis=-1).reshape(num_tokens, -1)
+def rope(x: Float32, positions: Int32, frequencies: Sequence[float], magnitude: float = 1.0) -> Float32:
+    """Return x (T, H, D), pairs (i, i + F) turned by position · frequencies[i], as (T, H·D).
+
+    Dimensions from 2·F on stay as they are.
+    """
+    count = len(frequencies)
+    angles = positions[:, None, None] * np.array(frequencies, np.float64)
+    cosine, sine = ((magnitude * f(angles)).astype(np.float32) for f in (np.cos, np.sin))
+    a, b, rest = np.split(x, [count, 2 * count], axis=-1)
+    return np.concatenate([a * cosine - b * sine, a * sine + b * cosine, rest], axis=-1).reshape(len(x), -1)
 
 
 def attention(q: Float32, keys: Float32, values: Float32, positions: Int32, scale: float) -> Float32:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,12 +76,17 @@ class KVPool:
 
 
 class RopeTable:
-    """Cosines and sines of the positions needed so far: float32 [position][head_dim], cosines first."""
+    """Cosines and sines of the positions needed so far: float32 [position][rotated], cosines first.
 
-    def __init__(self, head_dim: int, base: float, max_positions: int) -> None:
-        self.arena = Arena(max_positions * head_dim * 4)
-        self._turns = base ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-        self._table = self.arena.view(self.arena.address, (max_positions, head_dim), np.float32)
+    `rotated`: twice the number of frequencies.
+    """
+
+    def __init__(self, frequencies: Sequence[float], magnitude: float, max_positions: int) -> None:
+        self._turns = np.array(frequencies, np.float64)
+        self._magnitude = magnitude
+        self.rotated = 2 * len(frequencies)
+        self.arena = Arena(max_positions * self.rotated * 4)
+        self._table = self.arena.view(self.arena.address, (max_positions, self.rotated), np.float32)
         self._filled = 0
 
     def reach(self, positions: int) -> None:
@@ -90,6 +96,6 @@ class RopeTable:
         end = min(len(self._table), max(positions, 2 * self._filled, 512))
         angles = np.arange(self._filled, end)[:, None] * self._turns
         half = len(self._turns)
-        self._table[self._filled : end, :half] = np.cos(angles)
-        self._table[self._filled : end, half:] = np.sin(angles)
+        self._table[self._filled : end, :half] = self._magnitude * np.cos(angles)
+        self._table[self._filled : end, half:] = self._magnitude * np.sin(angles)
         self._filled = end

@@ -164,12 +164,12 @@ def _memory(
     scratch_bytes = padded(attention.scratch_bytes(queries, program.kv.head_dim))
     scratch = Arena(threads * scratch_bytes)
     positions = num_blocks * BLOCK_TOKENS
-    tables = {(op.head_dim, op.base) for op in program.ops if isinstance(op, Rope)}
+    turns = {(op.frequencies, op.magnitude) for op in program.ops if isinstance(op, Rope)}
     return Memory(
         weights=PackedWeights(program, tensors),
         buffers=Buffers(program, max_batch_tokens, spare_rows=TILES[-1]),
         kv=KVPool(program.kv, num_blocks),
-        rope_tables={(dim, base): RopeTable(dim, base, positions) for dim, base in tables},
+        rope_tables={turn: RopeTable(*turn, positions) for turn in turns},
         scratch=scratch,
         scratch_bytes=scratch_bytes,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ostinato.errors import UnsupportedModelError
 from ostinato.ops.cpu.buffers import Buffer, Buffers, KVPool, RopeTable
 from ostinato.ops.cpu.instructions import Instruction, Items
 from ostinato.ops.cpu.kernel import Kernel
@@ -23,12 +24,14 @@ from ostinato.ops.cpu.weights import Matrix, PackedWeights
 from ostinato.ops.program import (
     Attention,
     Embed,
+    Experts,
     GatedUnit,
     MatMul,
     Op,
     Program,
     RmsNorm,
     Rope,
+    Softcap,
     StoreKV,
     TakeRows,
 )
@@ -56,7 +59,7 @@ class Memory:
     weights: PackedWeights
     buffers: Buffers
     kv: KVPool
-    rope_tables: dict[tuple[int, float], RopeTable]
+    rope_tables: dict[tuple[tuple[float, ...], float], RopeTable]
     scratch: Arena
     scratch_bytes: int
 
@@ -99,6 +102,8 @@ class _Lowering:
                 self._gated_unit(op, rest)
             case TakeRows():
                 self._take_rows(op)
+            case Experts() | Softcap():
+                raise UnsupportedModelError(f"{type(op).__name__} has no kernels")
         return 1
 
     def _emit(
@@ -218,8 +223,12 @@ class _Lowering:
         )
         self.quantized.add(x.name)
 
-    def _rope_table(self, op: Rope) -> int:
-        return self.memory.rope_tables[op.head_dim, op.base].arena.address
+    def _rotation(self, op: Rope | None) -> dict[str, int]:
+        """Return the fields of a kernel that rotates; a table of 0 says not to."""
+        if op is None:
+            return {"table": 0, "rotated": 0}
+        table = self.memory.rope_tables[op.frequencies, op.magnitude]
+        return {"table": table.arena.address, "rotated": table.rotated}
 
     def _rope(self, op: Rope) -> None:
         x = self.memory.buffers[op.x]
@@ -232,7 +241,7 @@ class _Lowering:
             stride=x.stride,
             heads=op.heads,
             head_dim=op.head_dim,
-            table=self._rope_table(op),
+            **self._rotation(op),
         )
         self._written(op.x, op.x)
 
@@ -262,7 +271,7 @@ class _Lowering:
             k=k.address,
             v=v.address,
             stride=k.stride,
-            table=self._rope_table(rotation) if rotation else 0,
+            **self._rotation(rotation),
             **self._kv_fields(op.layer),
         )
         if rotation:
@@ -354,13 +363,17 @@ def _inputs(op: Op) -> tuple[str, ...]:
             return (q,)
         case GatedUnit(gate, up):
             return (gate, up)
+        case Experts(x, scores, out):
+            return (x, scores, out)
+        case Softcap(x):
+            return (x,)
 
 
 def _outputs(op: Op) -> tuple[str, ...]:
     match op:
         case StoreKV():
             return ()
-        case Rope(x):
+        case Rope(x) | Softcap(x):
             return (x,)
         case _:
             return (op.out,)

@@ -33,9 +33,9 @@ LOWEST = -65504.0
 
 
 @inline
-def rotate(x: int, table: int, head_dim: int) -> None:
-    """Turn the pairs (i, i + head_dim / 2) of a head in place; `table`: its cosines, then its sines."""
-    half = head_dim // 2
+def rotate(x: int, table: int, rotated: int) -> None:
+    """Turn the pairs (i, i + rotated / 2) of a head in place; `table`: its cosines, then its sines."""
+    half = rotated // 2
     whole = half - half % LANES
     for i in range(0, whole, LANES):
         a, b = load_f32(x + 4 * i), load_f32(x + 4 * (i + half))
@@ -59,12 +59,13 @@ def rope(
     heads: int,
     head_dim: int,
     table: int,
+    rotated: int,
 ) -> None:
     """Rotate heads in place. An item is a head of a token."""
     for n in range(first, last):
         t, head = n // heads, n % heads
-        turns = table + get_i32(positions + 4 * t) * head_dim * 4
-        rotate(x + (t * stride + head * head_dim) * 4, turns, head_dim)
+        turns = table + get_i32(positions + 4 * t) * rotated * 4
+        rotate(x + (t * stride + head * head_dim) * 4, turns, rotated)
 
 
 @inline
@@ -100,6 +101,7 @@ def store_kv(
     kv_heads: int,
     head_dim: int,
     table: int,
+    rotated: int,
     scratch: int,
     scratch_bytes: int,
 ) -> None:
@@ -119,7 +121,7 @@ def store_kv(
         values = keys + (head_dim * BLOCK_TOKENS + column * head_dim) * 2
         row = (t * stride + head * head_dim) * 4
         if table != 0:
-            rotate(k + row, table + position * head_dim * 4, head_dim)
+            rotate(k + row, table + position * rotated * 4, rotated)
         spoilt = splat(f32(0.0))
         for d in range(0, head_dim, LANES):
             value = load_f32(v + row + 4 * d)
