@@ -17,7 +17,8 @@ from ostinato.ops.program import KVShape, Program
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Addresses of a buffer's int8 values, and per group of 32 their scale, scale · sum, and sum."""
+    """Addresses of a buffer's int8 values, and per group of 32 their scale, scale · sum, and the
+    sums of both halves."""
 
     values: int
     scales: int
@@ -47,12 +48,12 @@ class Buffers:
 
     @staticmethod
     def _row_bytes(width: int) -> int:
-        return 4 * (width + LANES) + GROUP * (width // GROUP + 1) + 12 * (width // GROUP + 1)
+        return 4 * (width + LANES) + GROUP * (width // GROUP + 1) + 16 * (width // GROUP + 1)
 
     def _buffer(self, name: str, width: int) -> Buffer:
         stride, groups = -(-width // LANES) * LANES, -(-width // GROUP)
         take, rows = self.arena.take, self.rows
-        quantized = Quantized(take(rows * groups * GROUP), *(take(4 * rows * groups) for _ in range(3)))
+        quantized = Quantized(take(rows * groups * GROUP), *(take(n * rows * groups) for n in (4, 4, 8)))
         return Buffer(name, width, stride, take(4 * rows * stride), quantized)
 
     def __getitem__(self, name: str) -> Buffer:

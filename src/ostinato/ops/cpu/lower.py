@@ -147,16 +147,17 @@ class _Lowering:
     def _embed(self, op: Embed) -> None:
         matrix, x = self.memory.weights.matrices[op.weight], self.memory.buffers[op.out]
         size = {"groups": matrix.columns // GROUP} if matrix.layout.quantized else {"columns": matrix.columns}
-        kernel = rows.EMBED[matrix.layout]
         self._emit(
-            kernel,
+            rows.EMBED[matrix.layout],
             self._each(op.out),
             [],
             [op.out],
             weights=matrix.address,
             x=x.address,
             stride=x.stride,
+            scale=op.scale,
             **size,
+            **(self._scratch_fields() if matrix.layout.quantized else {}),
         )
         self._written(op.out, op.out)
 
@@ -195,6 +196,8 @@ class _Lowering:
             "y": y.address,
             "y_stride": y.stride,
             "accumulate": int(op.accumulate),
+            "bias": self.memory.weights.vectors[op.bias] if op.bias else 0,
+            "scale": op.scale,
         }
         reads = [op.out] if op.accumulate else []
         if matrix.layout.quantized:
@@ -253,9 +256,11 @@ class _Lowering:
             "layer": layer,
             "kv_heads": pool.shape.heads,
             "head_dim": pool.shape.head_dim,
-            "scratch": self.memory.scratch.address,
-            "scratch_bytes": self.memory.scratch_bytes,
+            **self._scratch_fields(),
         }
+
+    def _scratch_fields(self) -> dict[str, int]:
+        return {"scratch": self.memory.scratch.address, "scratch_bytes": self.memory.scratch_bytes}
 
     def _store_kv(self, op: StoreKV, rotation: Rope | None) -> None:
         shape = self.memory.kv.shape

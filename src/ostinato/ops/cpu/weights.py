@@ -78,7 +78,7 @@ class PackedWeights:
             values["groups"] = columns // GROUP_COLUMNS
         else:
             values["columns"] = columns
-        self.instructions.append(Instruction(PACK[layout], Items(matrix.panels), values))
+        self.instructions.append(Instruction(PACK[tensor.type.name], Items(matrix.panels), values))
 
 
 def _matrices(program: Program) -> list[Weight]:

@@ -150,6 +150,7 @@ class Compiler:
 
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
+        self.target = target
         self.names = implementations(target)
         self.machine = llvm.Target.from_default_triple().create_target_machine(
             cpu=target.cpu, features=target.features, opt=3, reloc="pic", codemodel="default"
@@ -160,9 +161,10 @@ class Compiler:
         import llvmlite.binding as llvm
         from numba import cfunc, types
 
-        definition = _with_prologue(_specialised(kernel.function, kernel.constants), kernel)
+        constants = {**kernel.constants, "PAIRS": int(self.target.simd == "avx2")}
+        definition = _with_prologue(_specialised(kernel.function, constants), kernel)
         entry = cfunc(types.void(*[types.int64] * len(_RUN)), error_model="numpy")(
-            self._executed(definition, kernel.function, kernel.constants)
+            self._executed(definition, kernel.function, constants)
         )
         module = llvm.parse_assembly(entry.inspect_llvm())
         self._close(module, entry.native_name)

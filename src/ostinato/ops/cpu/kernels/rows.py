@@ -10,6 +10,15 @@ from __future__ import annotations
 
 from ostinato.ops.cpu.kernel import Kernel, inline, kernel, variant
 from ostinato.ops.cpu.kernels.common import GROUP, LOG2_E, exp2, quantize_group
+from ostinato.ops.cpu.kernels.planes import (
+    factors,
+    group_minima,
+    group_scales,
+    minima_factors,
+    sub_minima,
+    sub_scales,
+    unpacked_byte,
+)
 from ostinato.ops.cpu.packing import LAYOUTS, Layout
 from ostinato.ops.cpu.simd import (
     F32,
@@ -17,8 +26,8 @@ from ostinato.ops.cpu.simd import (
     f32,
     fma,
     get_f16,
+    get_f32,
     get_i32,
-    get_u8,
     get_u16,
     load_f32,
     minimum,
@@ -28,47 +37,59 @@ from ostinato.ops.cpu.simd import (
     sqrt,
     store_f32,
     sum_lanes,
+    to_f32,
 )
 
 # Constants of the variants, put in before compilation.
-BITS, MINIMA, GROUP_BYTES, BRAIN = 4, 0, 288, 0
+LOW, GROUPS, SUBS, MINIMA, OFFSET, VALUE_BYTES, BLOCK_BYTES, BRAIN = 4, 1, 0, 0, 8, 256, 288, 0
 
 
 def _embed_quantized(
-    first: int, last: int, token_ids: int, weights: int, x: int, stride: int, groups: int
-) -> None:
+    first: int, last: int, worker: int, token_ids: int, weights: int, x: int, stride: int, groups: int,
+    scale: float, scratch: int, scratch_bytes: int,
+) -> None:  # fmt: skip
+    """Scales and minima of 16 rows go through scratch memory, to choose one of them."""
+    scales, minima = scratch + worker * scratch_bytes, scratch + worker * scratch_bytes + 2 * 4 * LANES
+    supers = groups // GROUPS
     for t in range(first, last):
         row = get_i32(token_ids + 4 * t)
-        panel, lane = weights + row // LANES * groups * GROUP_BYTES, row % LANES
+        panel, lane = weights + row // LANES * supers * BLOCK_BYTES, row % LANES
         for g in range(groups):
-            block = panel + g * GROUP_BYTES
-            scale = get_f16(block + 64 * BITS + 2 * lane)
-            for c in range(GROUP):
-                if BITS == 4:
-                    byte = get_u8(block + 64 * (c % 16 // 4) + 4 * lane + c % 4)
-                    value = (byte & 15 if c < 16 else byte >> 4) - (0 if MINIMA else 8)
+            block, group = panel + g // GROUPS * BLOCK_BYTES, g % GROUPS
+            for half in range(2):
+                if SUBS == 2:
+                    sub = to_f32(sub_scales(block, 2 * group + half))
+                    store_f32(scales + 4 * LANES * half, factors(block) * sub)
                 else:
-                    value = get_u8(block + 64 * (c // 4) + 4 * lane + c % 4) - 128
-                number = scale * f32(float(value))
+                    store_f32(scales + 4 * LANES * half, group_scales(block, factors(block), group))
+                if MINIMA == 3:
+                    low = to_f32(sub_minima(block, 2 * group + half))
+                    store_f32(minima + 4 * LANES * half, minima_factors(block) * low)
+                elif MINIMA:
+                    store_f32(minima + 4 * LANES * half, group_minima(block, minima_factors(block), group))
+            for c in range(GROUP):
+                value = unpacked_byte(block + group * VALUE_BYTES, lane, c) - OFFSET
+                number = get_f32(scales + 4 * LANES * (c // 16) + 4 * lane) * f32(float(value))
                 if MINIMA:
-                    number = number + get_f16(block + 64 * BITS + 32 + 2 * lane)
-                set_f32(x + (t * stride + g * GROUP + c) * 4, number)
+                    number = number + get_f32(minima + 4 * LANES * (c // 16) + 4 * lane)
+                set_f32(x + (t * stride + g * GROUP + c) * 4, number * scale)
 
 
 def _embed_floating(
-    first: int, last: int, token_ids: int, weights: int, x: int, stride: int, columns: int
+    first: int, last: int, token_ids: int, weights: int, x: int, stride: int, columns: int, scale: float
 ) -> None:
     for t in range(first, last):
         row = get_i32(token_ids + 4 * t)
-        panel, lane = weights + row // LANES * columns * LANES * (BITS // 8), row % LANES
+        panel, lane = weights + row // LANES * columns * LANES * (LOW // 8), row % LANES
         for k in range(columns):
             out = x + (t * stride + k) * 4
-            if BITS == 32:
+            if LOW == 32:
                 set_i32(out, get_i32(panel + (k * LANES + lane) * 4))
             elif BRAIN:
                 set_i32(out, get_u16(panel + (k * LANES + lane) * 2) << 16)
             else:
                 set_f32(out, get_f16(panel + (k * LANES + lane) * 2))
+            set_f32(out, get_f32(out) * scale)
         for k in range(columns, stride):
             set_f32(x + (t * stride + k) * 4, f32(0.0))
 
@@ -76,9 +97,8 @@ def _embed_floating(
 def _embed_variant(layout: Layout) -> Kernel:
     name = f"embed_{layout.name}"
     if layout.quantized:
-        constants = {"BITS": layout.bits, "MINIMA": int(layout.minima), "GROUP_BYTES": layout.group_bytes}
-        return variant(_embed_quantized, name, **constants)
-    return variant(_embed_floating, name, BITS=layout.bits, BRAIN=int(layout.name == "bf16"))
+        return variant(_embed_quantized, name, **layout.constants())
+    return variant(_embed_floating, name, LOW=layout.low, BRAIN=int(layout.name == "bf16"))
 
 
 EMBED = {layout: _embed_variant(layout) for layout in LAYOUTS.values()}
@@ -148,7 +168,7 @@ def rms_norm_quantize(
             high = load_f32(row + i + 64) * scale * load_f32(weight + i + 64)
             n = t * groups + g
             quantize_group(
-                low, high, values + n * GROUP, scales + 4 * n, scaled_sums + 4 * n, integer_sums + 4 * n
+                low, high, values + n * GROUP, scales + 4 * n, scaled_sums + 4 * n, integer_sums + 8 * n
             )
 
 
@@ -173,7 +193,7 @@ def quantize(
             values + n * GROUP,
             scales + 4 * n,
             scaled_sums + 4 * n,
-            integer_sums + 4 * n,
+            integer_sums + 8 * n,
         )
 
 
@@ -211,5 +231,5 @@ def gated_silu_quantize(
         low = silu(load_f32(gate + i)) * load_f32(up + i)
         high = silu(load_f32(gate + i + 64)) * load_f32(up + i + 64)
         quantize_group(
-            low, high, values + n * GROUP, scales + 4 * n, scaled_sums + 4 * n, integer_sums + 4 * n
+            low, high, values + n * GROUP, scales + 4 * n, scaled_sums + 4 * n, integer_sums + 8 * n
         )
