@@ -49,6 +49,7 @@ def memory_for(program: Program, tensors: dict[str, Tensor]) -> Memory:
         rope_tables={turn: RopeTable(*turn, 4 * BLOCK_TOKENS) for turn in ropes},
         scratch=Arena(2 * size),
         scratch_bytes=size,
+        states=Arena(4096),
     )
 
 

@@ -190,7 +190,7 @@ def gated(run: Runner, gate: Floats, up: Floats) -> Floats:
     guarded, (count, stride) = Guarded(), gate.shape
     y = guarded.empty(gate.shape)
     items = count * stride // LANES
-    run(rows.gated_silu, items, gate=guarded.copy(gate), up=guarded.copy(up), y=y, stride=stride)
+    run(rows.GATED["silu"], items, gate=guarded.copy(gate), up=guarded.copy(up), y=y)
     guarded.check()
     return y
 
@@ -217,7 +217,7 @@ def test_gated_unit_then_quantised(run: Runner) -> None:
     guarded = Guarded()
     twin = Quantised(guarded, 64, 96)
     fields = {"gate": guarded.copy(gate), "up": guarded.copy(up), "stride": 96, "groups": 3}
-    run(rows.gated_silu_quantize, 64 * 3, **fields, **twin.fields())
+    run(rows.GATED_QUANTIZE["silu"], 64 * 3, **fields, **twin.fields())
     guarded.check()
     assert twin.same_as(quantised(run, gated(run, gate, up)))
 

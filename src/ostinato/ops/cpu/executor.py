@@ -29,6 +29,9 @@ from ostinato.weights.tensors import Tensor
 MAX_QUERIES = 8
 """Queries of an attention tile, as many as there are registers for."""
 
+SPLIT_TOKENS = 8
+"""The most tokens whose attention is split into segments; more of them keep a team busy as they are."""
+
 
 class CpuExecutor:
     """Runs a program on the CPU; see `ops.batch.Executor`."""
@@ -76,7 +79,7 @@ class CpuExecutor:
         The caller vouches for the batch: at most `max_batch_tokens` tokens, ids within the vocabulary,
         positions within the blocks of its tables.
         """
-        num_tokens, num_rows = len(batch.token_ids), len(batch.logits_rows)
+        num_tokens = len(batch.token_ids)
         longest, largest_id = int(batch.context_lens.max()), int(batch.token_ids.max())
         assert 0 < num_tokens <= self.max_batch_tokens, num_tokens
         assert longest <= self.num_blocks * BLOCK_TOKENS, (longest, self.num_blocks)
@@ -84,9 +87,8 @@ class CpuExecutor:
         for table in self.memory.rope_tables.values():
             table.reach(longest)
         self._batch.fill(batch)
-        sequences = len(np.unique(batch.slot_of_token))
-        self._run(self._program(self._tiles(num_tokens, num_rows, decode=sequences == num_tokens)))
-        return self.memory.buffers.floats(LOGITS, num_rows)
+        self._run(self._program(self._tiles(batch)))
+        return self.memory.buffers.floats(LOGITS, len(batch.logits_rows))
 
     def close(self) -> None:
         """End the threads. Calling it twice is harmless."""
@@ -95,14 +97,22 @@ class CpuExecutor:
     def _kernels(self, packing: Sequence[Instruction]) -> list[Kernel]:
         """Return whatever any batch can need, so that no request has to wait for a compiler."""
         tiles = [Tiles(tile, tile, queries) for tile, queries in product(TILES, {1, self._attention_tile})]
+        tiles.append(Tiles(1, 1, 1, split=True))
         lowered = [instruction for t in tiles for instruction in lower(self.program, self.memory, t)]
         return [*TEAM_KERNELS, *(instruction.kernel for instruction in (*packing, *lowered))]
 
-    def _tiles(self, num_tokens: int, num_rows: int, decode: bool) -> Tiles:
-        """Return the tiles that suit a batch of this size; `decode`: it has one token of each sequence."""
+    def _tiles(self, batch: ForwardBatch) -> Tiles:
+        """Return the tiles that suit a batch.
+
+        Attention is split into segments where there are several and few tokens, one of each sequence.
+        """
+        num_tokens, num_rows = len(batch.token_ids), len(batch.logits_rows)
         tile = next((t for t in TILES if t >= num_tokens), TILES[-1])
         row_tile = next((t for t in TILES if t >= num_rows), TILES[-1])
-        return Tiles(tile, row_tile, 1 if decode else self._attention_tile)
+        if len(np.unique(batch.slot_of_token)) < num_tokens:
+            return Tiles(tile, row_tile, self._attention_tile)
+        split = num_tokens <= SPLIT_TOKENS and int(batch.positions.max()) >= attention.SEGMENT
+        return Tiles(tile, row_tile, 1, split)
 
     def _program(self, tiles: Tiles) -> NDArray[np.int64]:
         if tiles not in self._programs:
@@ -130,7 +140,8 @@ class _BatchMemory:
             self._arrays[name] = self._arena.view(address, (length,), np.int32)
             self.header[PROGRAM_WORDS + BATCH_FIELDS.index(name)] = address
         self._counts = [
-            PROGRAM_WORDS + BATCH_FIELDS.index(n) for n in ("num_tokens", "num_rows", "table_width")
+            PROGRAM_WORDS + BATCH_FIELDS.index(name)
+            for name in ("num_tokens", "num_rows", "table_width", "num_segments", "num_parts")
         ]
 
     def fill(self, batch: ForwardBatch) -> None:
@@ -138,7 +149,9 @@ class _BatchMemory:
         for name, array in self._arrays.items():
             source = getattr(batch, name).reshape(-1)
             array[: len(source)] = source
-        self.header[self._counts] = len(batch.token_ids), len(batch.logits_rows), batch.block_tables.shape[1]
+        num_tokens, width = len(batch.token_ids), batch.block_tables.shape[1]
+        segments = int(batch.positions.max()) // attention.SEGMENT + 1
+        self.header[self._counts] = num_tokens, len(batch.logits_rows), width, segments, num_tokens * segments
 
 
 def _attention_tile(program: Program) -> int:
@@ -164,6 +177,8 @@ def _memory(
     scratch_bytes = padded(attention.scratch_bytes(queries, program.kv.head_dim))
     scratch = Arena(threads * scratch_bytes)
     positions = num_blocks * BLOCK_TOKENS
+    segments = -(-positions // attention.SEGMENT)
+    heads = program.kv.heads * _heads_per_kv(program)
     turns = {(op.frequencies, op.magnitude) for op in program.ops if isinstance(op, Rope)}
     return Memory(
         weights=PackedWeights(program, tensors),
@@ -172,4 +187,5 @@ def _memory(
         rope_tables={turn: RopeTable(*turn, positions) for turn in turns},
         scratch=scratch,
         scratch_bytes=scratch_bytes,
+        states=Arena(attention.states_bytes(SPLIT_TOKENS, segments, heads, program.kv.head_dim)),
     )

@@ -45,11 +45,14 @@ SMALL = 16
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tile sizes: tokens of a product, rows of one after TakeRows, tokens of attention."""
+    """Tile sizes: tokens of a product, rows of one after TakeRows, tokens of attention; and whether attention
+    is split into segments.
+    """
 
     tokens: int
     rows: int
     attention: int
+    split: bool = False
 
 
 @dataclass(slots=True)
@@ -62,6 +65,7 @@ class Memory:
     rope_tables: dict[tuple[tuple[float, ...], float], RopeTable]
     scratch: Arena
     scratch_bytes: int
+    states: Arena
 
 
 @dataclass(slots=True)
@@ -102,8 +106,10 @@ class _Lowering:
                 self._gated_unit(op, rest)
             case TakeRows():
                 self._take_rows(op)
-            case Experts() | Softcap():
-                raise UnsupportedModelError(f"{type(op).__name__} has no kernels")
+            case Softcap():
+                self._softcap(op)
+            case Experts():
+                raise UnsupportedModelError("Experts has no kernels")
         return 1
 
     def _emit(
@@ -164,11 +170,14 @@ class _Lowering:
     def _rms_norm(self, op: RmsNorm, rest: Sequence[Op]) -> None:
         x, y = self.memory.buffers[op.x], self.memory.buffers[op.out]
         floats, quantized = self._wants(op.out, rest)
+        quantized = quantized and op.heads == 1 and not op.accumulate
+        width = x.width // op.heads
+        assert op.heads == 1 or width % LANES == 0, (op, width)
         common = {
             "x": x.address,
             "weight": self.memory.weights.vectors[op.weight],
             "stride": x.stride,
-            "width": x.width,
+            "width": width,
             "eps": op.eps,
         }
         self._written(op.out, op.x)
@@ -183,7 +192,17 @@ class _Lowering:
             )
             self.quantized.add(op.out)
         if floats or not quantized:
-            self._emit(rows.rms_norm, self._each(op.x), [op.x], [op.out], **common, y=y.address)
+            self._emit(
+                rows.rms_norm,
+                self._each(op.x),
+                [op.x, *([op.out] if op.accumulate else [])],
+                [op.out],
+                **common,
+                y=y.address,
+                heads=op.heads,
+                part=x.stride if op.heads == 1 else width,
+                accumulate=int(op.accumulate),
+            )
 
     def _matmul(self, op: MatMul) -> None:
         matrix, buffers = self.memory.weights.matrices[op.weight], self.memory.buffers
@@ -284,31 +303,51 @@ class _Lowering:
 
     def _attention(self, op: Attention) -> None:
         q, y = self.memory.buffers[op.q], self.memory.buffers[op.out]
-        heads_per_kv = op.heads // op.kv_heads
-        kernel = attention.attention_kernel(self.tiles.attention * heads_per_kv, heads_per_kv, op.head_dim)
-        self._emit(
-            kernel,
-            Items(op.kv_heads, "num_tokens", self.tiles.attention),
-            [op.q, f"kv {op.layer}"],
-            [op.out],
-            q=q.address,
-            y=y.address,
-            stride=q.stride,
-            scale=op.scale,
-            **self._kv_fields(op.layer),
-        )
+        per_kv, queries = op.heads // op.kv_heads, self.tiles.attention * op.heads // op.kv_heads
+        common = {"scale": op.scale, "window": op.window, "softcap": op.softcap, **self._kv_fields(op.layer)}
+        reads = [op.q, f"kv {op.layer}"]
+        if self.tiles.split:
+            kernel, items = attention.segments_kernel(per_kv, op.head_dim), Items(op.kv_heads, "num_parts")
+            states = self.memory.states.address
+            self._emit(
+                kernel, items, reads, ["states"], q=q.address, stride=q.stride, states=states, **common
+            )
+            self._emit(
+                attention.merge_segments,
+                Items(op.heads, "num_tokens"),
+                ["states"],
+                [op.out],
+                y=y.address,
+                stride=y.stride,
+                kv_heads=op.kv_heads,
+                heads_per_kv=per_kv,
+                head_dim=op.head_dim,
+                window=op.window,
+                states=states,
+            )
+        else:
+            self._emit(
+                attention.attention_kernel(queries, per_kv, op.head_dim),
+                Items(op.kv_heads, "num_tokens", self.tiles.attention),
+                reads,
+                [op.out],
+                q=q.address,
+                y=y.address,
+                stride=q.stride,
+                **common,
+            )
         self._written(op.out, op.q)
 
     def _gated_unit(self, op: GatedUnit, rest: Sequence[Op]) -> None:
         buffers = self.memory.buffers
         gate, up, y = buffers[op.gate], buffers[op.up], buffers[op.out]
         floats, quantized = self._wants(op.out, rest)
-        common = {"gate": gate.address, "up": up.address, "stride": gate.stride}
+        common = {"gate": gate.address, "up": up.address}
         self._written(op.out, op.gate)
         if quantized:
-            fields = {"groups": y.width // GROUP, **_quantized_fields(y)}
+            fields = {"groups": y.width // GROUP, "stride": gate.stride, **_quantized_fields(y)}
             self._emit(
-                rows.gated_silu_quantize,
+                rows.GATED_QUANTIZE[op.activation],
                 self._each(op.gate, y.width // GROUP, SMALL),
                 [op.gate, op.up],
                 [_q8(op.out)],
@@ -318,13 +357,19 @@ class _Lowering:
             self.quantized.add(op.out)
         if floats or not quantized:
             self._emit(
-                rows.gated_silu,
+                rows.GATED[op.activation],
                 self._each(op.gate, gate.stride // LANES, SMALL),
                 [op.gate, op.up],
                 [op.out],
                 **common,
                 y=y.address,
             )
+
+    def _softcap(self, op: Softcap) -> None:
+        x = self.memory.buffers[op.x]
+        items = self._each(op.x, x.stride // LANES, SMALL)
+        self._emit(rows.softcap, items, [op.x], [op.x], x=x.address, cap=op.cap)
+        self._written(op.x, op.x)
 
     def _take_rows(self, op: TakeRows) -> None:
         x, y = self.memory.buffers[op.x], self.memory.buffers[op.out]
@@ -360,7 +405,9 @@ def _inputs(op: Op) -> tuple[str, ...]:
             return ()
         case MatMul(x, out, _, accumulate):
             return (x, out) if accumulate else (x,)
-        case RmsNorm(x) | Rope(x) | TakeRows(x):
+        case RmsNorm(x, out):
+            return (x, out) if op.accumulate else (x,)
+        case Rope(x) | TakeRows(x):
             return (x,)
         case StoreKV(k, v):
             return (k, v)

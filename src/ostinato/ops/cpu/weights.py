@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from ostinato.ops.cpu.memory import Arena, padded
 from ostinato.ops.cpu.packing import GROUP_COLUMNS, LAYOUTS, Layout
 from ostinato.ops.cpu.simd import LANES
 from ostinato.ops.program import Embed, MatMul, Program, RmsNorm, Weight
+from ostinato.ops.reference import pairs_to_halves
 from ostinato.weights.tensors import Tensor
 
 
@@ -45,13 +47,12 @@ class PackedWeights:
     """
 
     def __init__(self, program: Program, tensors: Mapping[str, Tensor]) -> None:
-        matrices = _matrices(program)
-        vectors = {op.weight for op in program.ops if isinstance(op, RmsNorm)}
+        matrices, vectors = _matrices(program), _vectors(program)
         layouts = {weight: _layout(tensors[weight.name]) for weight in matrices}
-        total = sum(padded(layouts[w].packed_bytes(*_shape(tensors[w.name]))) for w in matrices)
-        total += sum(padded(4 * _padded_length(tensors[w.name])) for w in vectors)
+        total = sum(padded(layouts[w].packed_bytes(*_shape(w, tensors[w.name]))) for w in matrices)
+        total += sum(padded(4 * _padded_length(w, tensors[w.name])) for w in vectors)
         self.arena = Arena(total, huge=True)
-        self.vectors: dict[Weight, int] = {weight: self._vector(tensors[weight.name]) for weight in vectors}
+        self.vectors: dict[Weight, int] = {w: self._vector(w, tensors[w.name]) for w in vectors}
         self.matrices: dict[Weight, Matrix] = {}
         self._multiplied = {op.weight for op in program.ops if isinstance(op, MatMul)}
         self.instructions: list[Instruction] = []
@@ -63,16 +64,21 @@ class PackedWeights:
         """Bytes of weights that one token of decoding reads: every matrix that is multiplied with."""
         return sum(self.matrices[weight].num_bytes for weight in self._multiplied)
 
-    def _vector(self, tensor: Tensor) -> int:
-        address = self.arena.take(4 * _padded_length(tensor))
-        self.arena.view(address, tensor.shape, np.float32)[:] = tensor.dequantize()
+    def _vector(self, weight: Weight, tensor: Tensor) -> int:
+        values = tensor.dequantize()[slice(*(weight.rows or (None,)))]
+        if weight.paired_heads:
+            values = pairs_to_halves(values[:, None], weight.paired_heads)[:, 0]
+        address = self.arena.take(4 * _padded_length(weight, tensor))
+        self.arena.view(address, values.shape, np.float32)[:] = values
         return address
 
     def _matrix(self, weight: Weight, tensor: Tensor, layout: Layout, program: Program) -> None:
-        rows, columns = _shape(tensor)
+        rows, columns = _shape(weight, tensor)
+        first = weight.rows[0] if weight.rows else 0
         matrix = Matrix(self.arena.take(layout.packed_bytes(rows, columns)), layout, rows, columns)
         self.matrices[weight] = matrix
-        values = {"source": tensor.data.ctypes.data, "packed": matrix.address, "rows": rows}
+        source = tensor.data.ctypes.data + first * tensor.type.num_bytes((columns,))
+        values = {"source": source, "packed": matrix.address, "rows": rows}
         values["paired_dim"] = rows // weight.paired_heads if weight.paired_heads else 0
         if layout.quantized:
             values["groups"] = columns // GROUP_COLUMNS
@@ -96,10 +102,21 @@ def _layout(tensor: Tensor) -> Layout:
     return layout
 
 
-def _shape(tensor: Tensor) -> tuple[int, int]:
-    rows, columns = tensor.shape
-    return rows, columns
+def _vectors(program: Program) -> list[Weight]:
+    """Return the norms and biases of a program, each once."""
+    norms = [op.weight for op in program.ops if isinstance(op, RmsNorm)]
+    biases = [op.bias for op in program.ops if isinstance(op, MatMul) and op.bias]
+    return list(dict.fromkeys(norms + biases))
 
 
-def _padded_length(tensor: Tensor) -> int:
-    return -(-tensor.shape[0] // LANES) * LANES
+def _rows(weight: Weight, tensor: Tensor) -> int:
+    """Return how many rows a weight has: those it names, or all of the tensor."""
+    return weight.rows[1] - weight.rows[0] if weight.rows else math.prod(tensor.shape[:-1] or tensor.shape)
+
+
+def _shape(weight: Weight, tensor: Tensor) -> tuple[int, int]:
+    return _rows(weight, tensor), tensor.shape[-1]
+
+
+def _padded_length(weight: Weight, tensor: Tensor) -> int:
+    return -(-_rows(weight, tensor) // LANES) * LANES

@@ -9,7 +9,7 @@ depends on the width alone.
 from __future__ import annotations
 
 from ostinato.ops.cpu.kernel import Kernel, inline, kernel, variant
-from ostinato.ops.cpu.kernels.common import GROUP, LOG2_E, exp2, quantize_group
+from ostinato.ops.cpu.kernels.common import GROUP, LOG2_E, exp2, quantize_group, tanh
 from ostinato.ops.cpu.kernels.planes import (
     factors,
     group_minima,
@@ -42,6 +42,7 @@ from ostinato.ops.cpu.simd import (
 
 # Constants of the variants, put in before compilation.
 LOW, GROUPS, SUBS, MINIMA, OFFSET, VALUE_BYTES, BLOCK_BYTES, BRAIN = 4, 1, 0, 0, 8, 256, 288, 0
+GELU = 0
 
 
 def _embed_quantized(
@@ -126,21 +127,22 @@ def inverse_rms(x: int, stride: int, width: int, eps: float) -> float:
 
 @kernel
 def rms_norm(
-    first: int,
-    last: int,
-    x: int,
-    weight: int,
-    y: int,
-    stride: int,
-    width: int,
-    eps: float,
-) -> None:
-    """y = x / rms(x) · weight, as floats."""
+    first: int, last: int, x: int, weight: int, y: int, stride: int, heads: int, part: int, width: int,
+    eps: float, accumulate: int,
+) -> None:  # fmt: skip
+    """y = x / rms(x) · weight, or y += …, as floats.
+
+    A row is `heads` vectors of `width` numbers, `part` apart, with one weight; y may be x.
+    """
     for t in range(first, last):
-        row = 4 * t * stride
-        scale = splat(inverse_rms(x + row, stride, width, eps))
-        for i in range(0, 4 * stride, 4 * LANES):
-            store_f32(y + row + i, load_f32(x + row + i) * scale * load_f32(weight + i))
+        for head in range(heads):
+            vector = 4 * (t * stride + head * part)
+            scale = splat(inverse_rms(x + vector, part, width, eps))
+            for i in range(0, 4 * part, 4 * LANES):
+                value = load_f32(x + vector + i) * scale * load_f32(weight + i)
+                if accumulate != 0:
+                    value = load_f32(y + vector + i) + value
+                store_f32(y + vector + i, value)
 
 
 @kernel
@@ -198,38 +200,48 @@ def quantize(
 
 
 @inline
-def silu(x: F32) -> F32:
-    """x / (1 + e^-x)"""
-    power = minimum(splat(f32(126.0)), x * splat(f32(-LOG2_E)))
-    return x / (splat(f32(1.0)) + exp2(power))
+def activation(x: F32) -> F32:
+    """silu(x) = x / (1 + e^-x), or gelu(x) = x / (1 + e^-2u) with u = √(2/π) · (x + 0.044715 x³)."""
+    if GELU:
+        u = fma(x * x * splat(f32(0.044715)), x, x)
+        power = u * splat(f32(-2.0 * 0.7978845608028654 * LOG2_E))
+    else:
+        power = x * splat(f32(-LOG2_E))
+    return x / (splat(f32(1.0)) + exp2(minimum(splat(f32(126.0)), power)))
 
 
-@kernel
-def gated_silu(first: int, last: int, gate: int, up: int, y: int, stride: int) -> None:
-    """y = silu(gate) · up, as floats. An item is a register of a row."""
+def _gated(first: int, last: int, gate: int, up: int, y: int) -> None:
+    """y = activation(gate) · up, as floats. An item is a register of a row."""
     for n in range(first, last):
         i = 4 * LANES * n
-        store_f32(y + i, silu(load_f32(gate + i)) * load_f32(up + i))
+        store_f32(y + i, activation(load_f32(gate + i)) * load_f32(up + i))
 
 
-@kernel
-def gated_silu_quantize(
-    first: int,
-    last: int,
-    gate: int,
-    up: int,
-    stride: int,
-    groups: int,
-    values: int,
-    scales: int,
-    scaled_sums: int,
-    integer_sums: int,
-) -> None:
-    """silu(gate) · up, quantised in groups of 32. An item is a group of a row."""
+def _gated_quantize(
+    first: int, last: int, gate: int, up: int, stride: int, groups: int, values: int, scales: int,
+    scaled_sums: int, integer_sums: int,
+) -> None:  # fmt: skip
+    """activation(gate) · up, quantised in groups of 32. An item is a group of a row."""
     for n in range(first, last):
         i = (n // groups * stride + n % groups * GROUP) * 4
-        low = silu(load_f32(gate + i)) * load_f32(up + i)
-        high = silu(load_f32(gate + i + 64)) * load_f32(up + i + 64)
+        low = activation(load_f32(gate + i)) * load_f32(up + i)
+        high = activation(load_f32(gate + i + 64)) * load_f32(up + i + 64)
         quantize_group(
             low, high, values + n * GROUP, scales + 4 * n, scaled_sums + 4 * n, integer_sums + 8 * n
         )
+
+
+GATED = {name: variant(_gated, f"gated_{name}", GELU=gelu) for gelu, name in enumerate(("silu", "gelu"))}
+GATED_QUANTIZE = {
+    name: variant(_gated_quantize, f"gated_{name}_quantize", GELU=gelu)
+    for gelu, name in enumerate(("silu", "gelu"))
+}
+"""The kernels of each activation."""
+
+
+@kernel
+def softcap(first: int, last: int, x: int, cap: float) -> None:
+    """x = cap · tanh(x / cap), in place. An item is a register of a row."""
+    for n in range(first, last):
+        i = x + 4 * LANES * n
+        store_f32(i, tanh(load_f32(i) * splat(f32(1.0) / cap)) * splat(cap))
