@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostinato.chat.vocabulary import read_chat_template
-from ostinato.models.config import architecture
+from ostinato.models.keys import architecture
 from ostinato.weights.gguf import open_gguf
 from ostinato.weights.sources import Progress, resolve
 from ostinato.weights.tensors import ModelFile

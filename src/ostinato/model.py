@@ -170,7 +170,7 @@ def load(
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise InvalidRequestError(f"threads is {threads}; 1 to {MAX_THREADS} are allowed", "threads")
     with open_gguf(resolve(name, progress=progress)) as file:
-        program = build_program(file)
+        program = build_program(file, context_length)
         context_length = _context_length(context_length, program.context_length)
         tokenizer = Tokenizer.from_metadata(file.metadata)
         if tokenizer.vocab_size != program.vocab_size:
