@@ -47,7 +47,7 @@ def describe(name: str, *, pull: bool = False, progress: Progress | None = None)
     with open_gguf(resolve(name, pull=pull, progress=progress)) as file:
         return ModelCard(
             path=file.path,
-            size_bytes=file.path.stat().st_size,
+            size_bytes=file.size_bytes,
             title=_text(file, "general.name"),
             architecture=architecture(file),
             parameters=sum(tensor.num_elements for tensor in file.tensors.values()),

@@ -113,6 +113,14 @@ class TestResolve:
             "'full' is a folder, not a model file; name a file in it, for example a.gguf, b.gguf, c.gguf"
         )
 
+    def test_a_folder_with_one_model(self) -> None:
+        Path("one").mkdir()
+        for name in ("m-00002-of-00003.gguf", "m-00003-of-00003.gguf", "mmproj-m.gguf", "README.md"):
+            Path("one", name).touch()
+        assert resolve("one") == Path("one", "m-00002-of-00003.gguf")
+        Path("one", "m-00001-of-00003.gguf").touch()
+        assert resolve("one") == Path("one", "m-00001-of-00003.gguf")
+
     @pytest.mark.skipif(os.name != "posix", reason="makes links and pipes")
     def test_neither_file_nor_folder(self) -> None:
         os.symlink("nowhere", "link.gguf")

@@ -28,7 +28,7 @@ class Tensor:
     """A named array in a model file, as stored.
 
     `shape` is in NumPy order, slowest axis first: a matrix is (rows N, columns K). `data` is (nbytes,) uint8,
-    a read-only view of the memory map, and `offset` is where it begins in the file, in bytes.
+    a read-only view of the memory map, and `offset` is where it begins in its file, in bytes.
     """
 
     name: str
