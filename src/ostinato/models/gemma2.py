@@ -13,7 +13,7 @@ def build(model: Blueprint) -> Program:
     """Return the program of a Gemma 2 model."""
     keys, config = model.keys, model.config
     rotation, scale = model.rotation(), attention_scale(model, LAYERS_OF_27B)
-    softcap = keys.number("attn_logit_softcapping", 50.0)
+    softcap = keys.number("attn_logit_softcapping", 50.0, or_zero=True)
 
     def layer(block: Block) -> list[Op]:
         return [
@@ -33,7 +33,7 @@ def build(model: Blueprint) -> Program:
         layer,
         window_pattern=2,
         embedding_scale=config.width**0.5,
-        softcap=keys.number("final_logit_softcapping", 30.0),
+        softcap=keys.number("final_logit_softcapping", 30.0, or_zero=True),
     )
 
 

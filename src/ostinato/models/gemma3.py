@@ -16,7 +16,7 @@ def build(model: Blueprint) -> Program:
     local_base = keys.number("rope.freq_base_swa", 10000.0)
     local = Rotation(rope_frequencies(local_base, rotated_dimensions(keys, config.head_dim)))
     everywhere, scale = model.rotation(), attention_scale(model, LAYERS_OF_27B)
-    softcap = keys.number("attn_logit_softcapping", 0.0)
+    softcap = keys.number("attn_logit_softcapping", 0.0, or_zero=True)
 
     def layer(block: Block) -> list[Op]:
         return [
@@ -37,5 +37,5 @@ def build(model: Blueprint) -> Program:
         layer,
         window_pattern=6,
         embedding_scale=config.width**0.5,
-        softcap=keys.number("final_logit_softcapping", 0.0),
+        softcap=keys.number("final_logit_softcapping", 0.0, or_zero=True),
     )

@@ -35,13 +35,15 @@ class Keys:
             raise self.fault(key, f"is {value!r}; expected a whole number from {least} to {MAX_DIMENSION}")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """Return a positive number, or the default, which may be anything."""
+    def number(self, key: str, default: float | None = None, *, or_zero: bool = False) -> float:
+        """Return a positive number, with `or_zero` perhaps zero, or the default, which may be anything."""
         if default is not None and f"{self.prefix}.{key}" not in self.file.metadata:
             return default
         value = self._value(key, default)
-        if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
             raise self.fault(key, f"is {value!r}; expected a positive number")
+        if value == 0 and not or_zero:
+            raise self.fault(key, "is 0; expected a positive number")
         return float(value)
 
     def text(self, key: str, default: str) -> str:

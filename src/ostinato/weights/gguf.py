@@ -18,7 +18,6 @@ import contextlib
 import mmap
 import os
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -26,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from ostinato.errors import ModelFileError, ModelNotFoundError
+from ostinato.errors import ModelFileError
 from ostinato.weights.gguf_header import (
     ARRAY,
     ARRAY_HEAD,
@@ -34,10 +33,10 @@ from ostinato.weights.gguf_header import (
     STRING,
     U64,
     Header,
-    shown_path,
     walk_header,
 )
 from ostinato.weights.gguf_split import merge, part_paths
+from ostinato.weights.mapped import map_file, shown_path, unmap
 from ostinato.weights.tensors import MetadataArray, MetadataValue, Tensor
 
 _FOREIGN_FILES: Final = (
@@ -93,7 +92,7 @@ class GGUFFile:
         """Let go of the tensors; `metadata` stays. Tensors held elsewhere keep the map while they live."""
         self._tensors = None
         for data in self._maps:
-            _unmap(data)
+            unmap(data)
 
     def __enter__(self) -> GGUFFile:
         return self
@@ -131,39 +130,12 @@ def _merged(parts: Sequence[GGUFFile]) -> GGUFFile:
 
 
 def _open_part(path: Path) -> GGUFFile:
-    data = _map(path)
+    data = map_file(path, "a GGUF file")
     try:
         return _read(path, data)
     except BaseException:
-        _unmap(data)
+        unmap(data)
         raise
-
-
-def _map(path: Path) -> mmap.mmap:
-    shown = shown_path(path)
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise ModelFileError(f"{shown} is a folder, not a GGUF file: give the path of a .gguf file in it")
-        if not stat.S_ISREG(mode):
-            raise ModelFileError(f"{shown} is a device or a pipe, not a GGUF file: save it to a file first")
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise ModelFileError(f"{shown} is empty: fetch it again")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (FileNotFoundError, NotADirectoryError):
-        raise ModelNotFoundError(f"{shown} does not exist: check the path") from None
-    except PermissionError:
-        raise ModelFileError(f"{shown} cannot be read: you have no permission for it") from None
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ModelFileError(f"{shown} cannot be opened: {reason}") from None
-
-
-def _unmap(data: mmap.mmap) -> None:
-    """Close the map, or leave that to the last array that still views it."""
-    with contextlib.suppress(BufferError):
-        data.close()
 
 
 def _read(path: Path, data: mmap.mmap) -> GGUFFile:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from ostinato.errors import ModelFileError
-from ostinato.weights.gguf_header import shown_path
+from ostinato.weights.mapped import shown_path
 from ostinato.weights.part_names import part_names
 from ostinato.weights.tensors import MetadataValue, ModelFile, Tensor
 
