@@ -36,7 +36,7 @@ def write_model(name: str, tokenizer: dict[str, object], context: int = CONTEXT)
     writer = GGUFWriter(path, "llama")
     for key, value in {**model.metadata, "llama.context_length": context, **tokenizer}.items():
         if key != "general.architecture":
-            _add(writer, key, value)
+            add_key(writer, key, value)
     for tensor in model.tensors.values():
         writer.add_tensor(
             tensor.name,
@@ -52,7 +52,8 @@ def write_model(name: str, tokenizer: dict[str, object], context: int = CONTEXT)
     return path
 
 
-def _add(writer: GGUFWriter, key: str, value: object) -> None:
+def add_key(writer: GGUFWriter, key: str, value: object) -> None:
+    """Write one metadata value, in the type that its Python type suggests."""
     if isinstance(value, np.ndarray):
         writer.add_array(key, value.tolist())
     elif isinstance(value, list):
