@@ -87,6 +87,8 @@ class TestRefusals:
         [
             ({"block_count": None}, "is missing"),
             ({"block_count": 0}, "expected a whole number from 1"),
+            ({"block_count": 4097}, "to 4096"),
+            ({"expert_count": 4097, "expert_used_count": 1}, "to 4096"),
             ({"block_count": True}, "expected a whole number"),
             ({"embedding_length": 2**30}, "to 16777216"),
             ({"attention__head_count_kv": 3}, "not a multiple of the 3"),

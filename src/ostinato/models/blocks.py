@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ostinato.models.config import TransformerConfig
-from ostinato.models.keys import Keys
+from ostinato.models.keys import MAX_LAYERS, Keys
 from ostinato.models.rope import Rotation, read_rotation
 from ostinato.ops.program import (
     LOGITS,
@@ -163,7 +163,8 @@ class Block:
     def experts(self) -> list[Op]:
         """Add to x what the chosen experts make of `normed`."""
         keys, config = self.model.keys, self.model.config
-        count, chosen = keys.integer("expert_count"), keys.integer("expert_used_count")
+        count = keys.integer("expert_count", most=MAX_LAYERS)
+        chosen = keys.integer("expert_used_count")
         if chosen > count:
             raise keys.fault("expert_used_count", f"is {chosen}; expected at most the {count} experts")
         hidden = keys.integer("expert_feed_forward_length", config.hidden_width)

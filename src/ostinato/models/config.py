@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.errors import ModelFileError, UnsupportedModelError
-from ostinato.models.keys import Keys
+from ostinato.models.keys import MAX_LAYERS, Keys
 from ostinato.weights.tensors import ModelFile
 
 
@@ -39,7 +39,7 @@ class TransformerConfig:
         keys = Keys(file)
         width, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
         return TransformerConfig(
-            num_layers=keys.integer("block_count"),
+            num_layers=keys.integer("block_count", most=MAX_LAYERS),
             width=width,
             hidden_width=keys.integer("feed_forward_length"),
             num_heads=heads,

@@ -16,6 +16,8 @@ from ostinato.weights.tensors import ModelFile
 
 MAX_DIMENSION = 2**24
 """No width, count or length of a model this runtime can hold comes near this; a larger number is damage."""
+MAX_LAYERS = 4096
+"""Of layers, and of experts in one; more than any model has, few enough to list."""
 
 
 class Keys:
@@ -28,11 +30,13 @@ class Keys:
         """Return the error that says what is wrong with a key."""
         return ModelFileError(f"{self.file.path}: metadata '{self.prefix}.{key}' {problem}")
 
-    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """Return a whole number, `least` or more."""
+    def integer(
+        self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_DIMENSION
+    ) -> int:
+        """Return a whole number from `least` to `most`."""
         value = self._value(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_DIMENSION:
-            raise self.fault(key, f"is {value!r}; expected a whole number from {least} to {MAX_DIMENSION}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.fault(key, f"is {value!r:.80}; expected a whole number from {least} to {most}")
         return value
 
     def number(self, key: str, default: float | None = None, *, or_zero: bool = False) -> float:
@@ -41,7 +45,7 @@ class Keys:
             return default
         value = self._value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
-            raise self.fault(key, f"is {value!r}; expected a positive number")
+            raise self.fault(key, f"is {value!r:.80}; expected a positive number")
         if value == 0 and not or_zero:
             raise self.fault(key, "is 0; expected a positive number")
         return float(value)
@@ -50,14 +54,14 @@ class Keys:
         """Return a text."""
         value = self._value(key, default)
         if not isinstance(value, str):
-            raise self.fault(key, f"is {value!r}; expected a text")
+            raise self.fault(key, f"is {value!r:.80}; expected a text")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
         """Return a truth value."""
         value = self._value(key, default)
         if not isinstance(value, bool):
-            raise self.fault(key, f"is {value!r}; expected true or false")
+            raise self.fault(key, f"is {value!r:.80}; expected true or false")
         return value
 
     def flags(self, key: str, count: int) -> tuple[bool, ...] | None:

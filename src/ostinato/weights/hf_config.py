@@ -40,6 +40,7 @@ _KEYS: Final = {
     "logits_scaling": "logit_scale",
 }
 """Keys whose values mean the same."""
+MAX_LAYERS: Final = 4096
 _SOFTCAPS: Final = ("attn_logit_softcapping", "final_logit_softcapping")
 _REFUSED: Final = (
     "quantization_config",
@@ -118,13 +119,15 @@ def _windows(path: Path, config: Config) -> dict[str, Any]:
     if window is None or config.get("use_sliding_window") is False:
         return {}
     kinds, layers = config.get("layer_types"), _number(path, config, "num_hidden_layers")
+    if layers > MAX_LAYERS:
+        raise ModelFileError(f"{path}: 'num_hidden_layers' is {layers}; expected at most {MAX_LAYERS}")
     if kinds is None and config.get("use_sliding_window") and "max_window_layers" in config:
         first = _number(path, config, "max_window_layers")
         kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(int(layers))]
     pattern: Any = config.get("sliding_window_pattern")
     if kinds is not None:
         known = {"sliding_attention": True, "full_attention": False}
-        if not isinstance(kinds, list) or any(kind not in known for kind in kinds):
+        if not isinstance(kinds, list) or any(str(kind) not in known for kind in kinds):
             raise UnsupportedModelError(
                 f"{path}: 'layer_types' is {kinds!r:.80}; known are {', '.join(known)}"
             )
@@ -135,13 +138,11 @@ def _windows(path: Path, config: Config) -> dict[str, Any]:
 
 def _rope_parameters(path: Path, config: Config) -> tuple[Config, Config]:
     """Return the parameters of the rotation, and of that of layers with a window, in either style."""
-    given = config.get("rope_parameters")
-    if given is None:
-        given = {"rope_theta": config.get("rope_theta")} | (config.get("rope_scaling") or {})
-    if not isinstance(given, dict):
-        raise ModelFileError(f"{path}: 'rope_parameters' is {given!r:.80}; expected an object")
+    given = _object(path, config, "rope_parameters")
     if "full_attention" in given:
-        return given["full_attention"] or {}, given.get("sliding_attention") or {}
+        return _object(path, given, "full_attention"), _object(path, given, "sliding_attention")
+    if not given:
+        given = {"rope_theta": config.get("rope_theta"), **_object(path, config, "rope_scaling")}
     return given, {"rope_theta": config.get("rope_local_base_freq")}
 
 
@@ -158,9 +159,10 @@ def _rope(path: Path, config: Config) -> dict[str, Any]:
         known = ", ".join(sorted(_SCALINGS))
         raise UnsupportedModelError(f"{path}: rope scaling {kind!r} is not supported; these are: {known}")
     found = {"rope.freq_base": rope.get("rope_theta"), "rope.freq_base_swa": local.get("rope_theta")}
-    share = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor")
-    if share is not None:
-        found["rope.dimension_count"] = int(_head_dim(path, config) * float(share))
+    for values in (config, rope):
+        if values.get("partial_rotary_factor") is not None:
+            share = _number(path, values, "partial_rotary_factor")
+            found["rope.dimension_count"] = int(_head_dim(path, config) * share)
     found |= _SCALINGS[kind](path, config, rope)
     return {key: value for key, value in found.items() if value is not None}
 
@@ -192,8 +194,10 @@ def _yarn(path: Path, config: Config, rope: Config) -> dict[str, Any]:
     if rope.get("truncate") is False:
         raise UnsupportedModelError(f"{path}: YaRN with 'truncate' false is not supported")
     factor = _number(path, rope, "factor")
-    whole = rope.get("attention_factor")
-    if whole is None and rope.get("mscale") and rope.get("mscale_all_dim"):
+    whole = None
+    if rope.get("attention_factor") is not None:
+        whole = _number(path, rope, "attention_factor")
+    elif rope.get("mscale") and rope.get("mscale_all_dim"):
         over, under = _number(path, rope, "mscale"), _number(path, rope, "mscale_all_dim")
         whole = _magnitude(factor, over) / _magnitude(factor, under)
     return {
@@ -201,7 +205,7 @@ def _yarn(path: Path, config: Config, rope: Config) -> dict[str, Any]:
         "rope.scaling.factor": factor,
         "rope.scaling.yarn_beta_fast": rope.get("beta_fast"),
         "rope.scaling.yarn_beta_slow": rope.get("beta_slow"),
-        "rope.scaling.attn_factor": None if whole is None else float(whole) / _magnitude(factor),
+        "rope.scaling.attn_factor": None if whole is None else whole / _magnitude(factor),
         "rope.scaling.original_context_length": _original_length(config, rope),
     }
 
@@ -240,6 +244,13 @@ def _original_length(config: Config, rope: Config) -> Any:
     """Return the context that is extended, or None where it is the one the model was trained for."""
     key = "original_max_position_embeddings"
     return rope.get(key) or config.get(key)
+
+
+def _object(path: Path, values: Config, key: str) -> Config:
+    value = values.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise ModelFileError(f"{path}: {key!r} is {value!r:.80}; expected an object")
+    return value or {}
 
 
 def _number(path: Path, values: Config, key: str) -> float:
