@@ -23,14 +23,20 @@ def chat_model() -> Path:
 
 
 @cache
+def float_model() -> Path:
+    """Return a file of float16 matrices, with a chat template."""
+    return write_model("float", smollm2(), kind="F16")
+
+
+@cache
 def base_model() -> Path:
     """Return the same model without a chat template."""
     return write_model("base", smollm2(chat_template=None))
 
 
-def write_model(name: str, tokenizer: dict[str, object], context: int = CONTEXT) -> Path:
-    """Write a model with these tokenizer keys to a folder of its own."""
-    shape = TinyShape(width=32, hidden=64, heads=2, kv_heads=1, vocab=VOCAB, type="Q8_0")
+def write_model(name: str, tokenizer: dict[str, object], context: int = CONTEXT, kind: str = "Q8_0") -> Path:
+    """Write a model with these tokenizer keys to a folder of its own, its matrices of one type."""
+    shape = TinyShape(width=32, hidden=64, heads=2, kv_heads=1, vocab=VOCAB, type=kind)
     model = tiny_llama(shape)
     path = Path(mkdtemp(prefix="ostinato-test-")) / f"{name}.gguf"
     writer = GGUFWriter(path, "llama")
