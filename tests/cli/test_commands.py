@@ -153,6 +153,7 @@ def page(folder: Path) -> str:
 def test_a_bad_model_is_one_line_and_exit_1(
     make: object, command: tuple[str, ...], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """(B61, B63)"""
     name = make(tmp_path)  # type: ignore[operator]
     arguments = (*command, name) if command[0] == "models" else (*command, "-m", name)
     feed(monkeypatch, b"Hello")
