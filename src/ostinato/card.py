@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ostinato.chat.vocabulary import read_chat_template
 from ostinato.models.keys import architecture
-from ostinato.weights.gguf import open_gguf
+from ostinato.weights.opened import open_model
 from ostinato.weights.quantize import format_named, quantized
 from ostinato.weights.sources import Progress, resolve
 from ostinato.weights.tensors import ModelFile
@@ -51,7 +51,7 @@ def describe(
         InvalidRequestError: `quantize` is not known, or the file has nothing to quantise.
     """
     target = None if quantize is None else format_named(quantize)
-    with open_gguf(resolve(name, pull=pull, progress=progress)) as file:
+    with open_model(resolve(name, pull=pull, progress=progress)) as file:
         loaded = file if target is None else quantized(file, target)
         return ModelCard(
             path=file.path,

@@ -24,7 +24,7 @@ from ostinato.ops.cpu.executor import CpuExecutor
 from ostinato.options import Options
 from ostinato.stream import Dispatcher, Stream
 from ostinato.telemetry.timeline import Timeline, clock
-from ostinato.weights.gguf import open_gguf
+from ostinato.weights.opened import open_model
 from ostinato.weights.quantize import format_named, quantized
 from ostinato.weights.sources import Progress, resolve
 from ostinato.weights.tensors import ModelFile
@@ -174,7 +174,7 @@ def load(
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise InvalidRequestError(f"threads is {threads}; 1 to {MAX_THREADS} are allowed", "threads")
     target = None if quantize is None else format_named(quantize)
-    with open_gguf(resolve(name, progress=progress)) as opened:
+    with open_model(resolve(name, progress=progress)) as opened:
         file = opened if target is None else quantized(opened, target)
         program = build_program(file, context_length)
         context_length = _context_length(context_length, program.context_length)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tiny import TYPES, random_tensor
+from tiny import TYPES, TinyFile, random_tensor
 
 from ostinato.ops.batch import ForwardBatch
 from ostinato.ops.program import (
@@ -29,6 +29,7 @@ from ostinato.ops.program import (
     Weight,
 )
 from ostinato.ops.reference import ReferenceExecutor, choose_experts, gelu, silu
+from ostinato.weights.quantize import format_named, quantized
 from ostinato.weights.tensors import Tensor
 
 RNG = np.random.default_rng(3)
@@ -91,6 +92,14 @@ def test_rows_of_a_matrix_and_of_stacked_experts(kind: str) -> None:
     for held in (matrix, stacked):
         rows = held.dequantize().reshape(70, WIDTH)[28:42]
         near(run([MatMul(LOGITS, LOGITS, Weight("w", rows=(28, 42)))], w=held), X @ rows.T)
+
+
+def test_rows_of_a_tensor_that_is_quantised_while_loading() -> None:
+    held = random_tensor("w", "F16", (70, WIDTH), RNG)
+    file = quantized(TinyFile({}, {"w": held}), format_named("q8_0"))
+    rows = file.tensors["w"].dequantize()[28:42]
+    assert not np.array_equal(rows, held.dequantize()[28:42])
+    near(run([MatMul(LOGITS, LOGITS, Weight("w", rows=(28, 42)))], w=file.tensors["w"]), X @ rows.T)
 
 
 def test_paired_heads_reorder_rows_and_bias_alike() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -221,7 +220,7 @@ def _rows(tensor: Tensor, rows: tuple[int, int] | None) -> Float32:
         return tensor.dequantize()
     columns = tensor.shape[-1]
     begin, end = (row * tensor.type.num_bytes((columns,)) for row in rows)
-    return replace(tensor, shape=(rows[1] - rows[0], columns), data=tensor.data[begin:end]).dequantize()
+    return tensor.type.dequantize(tensor.load()[begin:end], (rows[1] - rows[0], columns))
 
 
 def _split(x: Float32, heads: int) -> Float32:

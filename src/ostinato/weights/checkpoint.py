@@ -21,6 +21,7 @@ from typing import Final
 import numpy as np
 
 from ostinato.errors import ModelFileError
+from ostinato.weights.folder_names import CONFIG
 from ostinato.weights.hf_config import architecture_of, is_tied, metadata_of, rope_factors
 from ostinato.weights.hf_names import Architecture, gguf_name
 from ostinato.weights.json_file import read_json_object
@@ -29,7 +30,6 @@ from ostinato.weights.quants import TENSOR_TYPES, Floats
 from ostinato.weights.safetensors import SafetensorsFiles, find_weights, open_safetensors
 from ostinato.weights.tensors import MetadataValue, Tensor
 
-CONFIG: Final = "config.json"
 _F32: Final = TENSOR_TYPES[0]
 _OUTPUT: Final = "output.weight"
 

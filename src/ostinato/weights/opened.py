@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ostinato.weights.checkpoint import Checkpoint, open_checkpoint
+from ostinato.weights.folder_names import SUFFIX
 from ostinato.weights.gguf import GGUFFile, open_gguf
 
 OpenModel: TypeAlias = GGUFFile | Checkpoint
-_CHECKPOINT_SUFFIXES = (".safetensors", ".safetensors.index.json")
+_CHECKPOINT_SUFFIXES = (SUFFIX, f"{SUFFIX}.index.json")
 
 
 def open_model(path: str | os.PathLike[str]) -> OpenModel:

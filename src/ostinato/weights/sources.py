@@ -19,6 +19,7 @@ from ostinato.config import DEFAULT_MODEL, models_folder
 from ostinato.errors import ModelNotFoundError, OstinatoError
 from ostinato.weights import hub_cache
 from ostinato.weights.catalogue import CATALOGUE, CatalogueModel
+from ostinato.weights.folder_names import is_checkpoint
 from ostinato.weights.hub_names import SCHEME, HubName, is_model, parse
 from ostinato.weights.locks import file_lock
 from ostinato.weights.part_names import part_names
@@ -42,11 +43,11 @@ class InstalledModel:
 
 
 def resolve(name: str, *, pull: bool = True, progress: Progress | None = None) -> Path:
-    """Return the file that a model name leads to, fetched first when it is missing.
+    """Return the file, or folder of safetensors, that a model name leads to, fetched first where missing.
 
     A name is, in this order: `hf:owner/repo[/file.gguf]`; a built-in name; a path to a file, or to a folder
-    with one model in it (`~` is the home folder). So a file that happens to be called like a built-in model
-    is reached as `./NAME`. Any part of a split model leads to all of it.
+    with one GGUF model or the safetensors of one in it (`~` is the home folder). So a file that happens to be
+    called like a built-in model is reached as `./NAME`. Any part of a split model leads to all of it.
 
     Args:
         name: what the user wrote.
@@ -67,6 +68,8 @@ def resolve(name: str, *, pull: bool = True, progress: Progress | None = None) -
         return Path(path)
     if len(models := _models_in(path)) == 1:
         return Path(path, *models)
+    if not models and is_checkpoint(path):
+        return Path(path)
     raise ModelNotFoundError(f"{_what_is_wrong(name, path)}{_suggestion(name)}. {_what_is_known()}")
 
 
@@ -218,4 +221,5 @@ def _could_be_repository(name: str) -> bool:
 
 def _what_is_known() -> str:
     names = ", ".join(f"{name} (the default)" if name == DEFAULT_MODEL else name for name in CATALOGUE)
-    return f"A model is one of {names}; a path to a GGUF file; or {SCHEME}owner/repo[/file.gguf]"
+    paths = "a path to a GGUF file or a folder of safetensors"
+    return f"A model is one of {names}; {paths}; or {SCHEME}owner/repo[/file.gguf]"
