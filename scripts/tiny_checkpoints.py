@@ -134,6 +134,19 @@ CHECKPOINTS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "bfloat16",
         {"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 32, "tie_word_embeddings": True},
     ),
+    "olmo3": (
+        "olmo3",
+        "bfloat16",
+        {
+            "hidden_size": 64,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": extended("yarn")["rope_parameters"],
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
 }
 """Name -> transformers' model type, the type of the stored weights, what differs from SHAPE."""
 

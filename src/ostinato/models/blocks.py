@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ostinato.models.config import TransformerConfig
 from ostinato.models.keys import MAX_LAYERS, Keys
-from ostinato.models.rope import Rotation, read_rotation
+from ostinato.models.rope import Rotation, read_rotation, rope_frequencies, rotated_dimensions
 from ostinato.ops.program import (
     LOGITS,
     Activation,
@@ -52,6 +52,14 @@ class Blueprint:
     def rotation(self) -> Rotation:
         """Return the rotation of queries and keys that the file asks for."""
         return read_rotation(self.keys, self.config.head_dim, self.context_length)
+
+    def window_rotation(self, base: float | None = None) -> Rotation:
+        """Return that of layers with a window where it is one of their own: unscaled, by default from `base`,
+        or else from the base of all layers.
+        """
+        base = self.keys.number("rope.freq_base", 10000.0) if base is None else base
+        dimensions = rotated_dimensions(self.keys, self.config.head_dim)
+        return Rotation(rope_frequencies(self.keys.number("rope.freq_base_swa", base), dimensions))
 
     def windows(self, pattern: int) -> tuple[int, ...]:
         """Return each layer's sliding window in tokens; 0: it sees everything.

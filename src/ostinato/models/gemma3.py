@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ostinato.models.blocks import Block, Blueprint, decoder
 from ostinato.models.gemma2 import attention_scale
-from ostinato.models.rope import Rotation, rope_frequencies, rotated_dimensions
 from ostinato.ops.program import Op, Program
 
 LAYERS_OF_27B = 62
@@ -13,9 +12,8 @@ LAYERS_OF_27B = 62
 def build(model: Blueprint) -> Program:
     """Return the program of a Gemma 3 model."""
     keys, config = model.keys, model.config
-    local_base = keys.number("rope.freq_base_swa", 10000.0)
-    local = Rotation(rope_frequencies(local_base, rotated_dimensions(keys, config.head_dim)))
-    everywhere, scale = model.rotation(), attention_scale(model, LAYERS_OF_27B)
+    local, everywhere = model.window_rotation(10000.0), model.rotation()
+    scale = attention_scale(model, LAYERS_OF_27B)
     softcap = keys.number("attn_logit_softcapping", 0.0, or_zero=True)
 
     def layer(block: Block) -> list[Op]:

@@ -73,6 +73,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             },
         ),
         "olmo2": Architecture("olmo2", _POST_NORMS),
+        "olmo3": Architecture("olmo2", _POST_NORMS),
         "phi3": Architecture("phi3", {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}),
         "qwen2": Architecture("qwen2"),
         "qwen3": Architecture("qwen3"),
