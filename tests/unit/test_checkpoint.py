@@ -239,6 +239,21 @@ class TestStyles:
         mistral = metadata_of(CONFIG, config_of("mistral"))
         assert mistral["llama.attention.sliding_window"] == 8
 
+    @pytest.mark.parametrize(
+        ("name", "key", "gguf_key", "meaning"),
+        [
+            ("qwen3moe", "norm_topk_prob", "qwen3moe.expert_weights_norm", False),
+            ("mixtral", "rope_parameters", "llama.rope.freq_base", 1e6),
+            ("smollm3", "rope_parameters", "smollm3.rope.freq_base", 2e6),
+            ("gemma3", "rope_parameters", "gemma3.rope.freq_base", 1e6),
+            ("gemma2", "query_pre_attn_scalar", "gemma2.attention.scale", 1 / 16),
+        ],
+    )
+    def test_what_is_not_said_means_what_the_architecture_says(
+        self, tmp_path: Path, name: str, key: str, gguf_key: str, meaning: object
+    ) -> None:
+        assert open_checkpoint(copy(name, tmp_path, **{key: ...})).metadata[gguf_key] == meaning
+
     def test_attention_factors_of_yarn(self) -> None:
         def factor(**more: float) -> Any:
             rope = config_of("qwen2")["rope_parameters"] | more

@@ -22,7 +22,7 @@ import numpy as np
 
 from ostinato.errors import ModelFileError
 from ostinato.weights.folder_names import CONFIG
-from ostinato.weights.hf_config import architecture_of, is_tied, metadata_of, rope_factors
+from ostinato.weights.hf_config import architecture_of, metadata_of, rope_factors
 from ostinato.weights.hf_names import Architecture, gguf_name
 from ostinato.weights.json_file import read_json_object
 from ostinato.weights.mapped import shown_path
@@ -85,14 +85,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     is_folder = path.is_dir()
     folder = path if is_folder else path.parent
-    config = read_json_object(folder / CONFIG)
-    architecture = architecture_of(folder / CONFIG, config)
+    written = read_json_object(folder / CONFIG)
+    architecture = architecture_of(folder / CONFIG, written)
+    config = {**architecture.defaults, **written}
     metadata = metadata_of(folder / CONFIG, config) | {"general.name": folder.resolve().name}
     factors = rope_factors(folder / CONFIG, config)
     files = open_safetensors(find_weights(folder) if is_folder else path)
     try:
         tensors = _renamed(path, architecture, files.tensors)
-        _settle_output(path, tensors, is_tied(architecture, config))
+        _settle_output(path, tensors, bool(config.get("tie_word_embeddings")))
     except BaseException:
         files.close()
         raise

@@ -76,11 +76,6 @@ def architecture_of(path: Path, config: Config) -> Architecture:
     return architecture
 
 
-def is_tied(architecture: Architecture, config: Config) -> bool:
-    """Return whether the embedding is the output matrix, too."""
-    return bool(config.get("tie_word_embeddings", architecture.tied))
-
-
 def metadata_of(path: Path, config: Config) -> dict[str, MetadataValue]:
     """Return the metadata that a GGUF file of this model would have; `path` is for messages.
 
@@ -158,7 +153,10 @@ def _rope(path: Path, config: Config) -> dict[str, Any]:
     if kind not in _SCALINGS:
         known = ", ".join(sorted(_SCALINGS))
         raise UnsupportedModelError(f"{path}: rope scaling {kind!r} is not supported; these are: {known}")
-    found = {"rope.freq_base": rope.get("rope_theta"), "rope.freq_base_swa": local.get("rope_theta")}
+    found = {
+        "rope.freq_base": rope.get("rope_theta") or config.get("rope_theta"),
+        "rope.freq_base_swa": local.get("rope_theta"),
+    }
     for values in (config, rope):
         if values.get("partial_rotary_factor") is not None:
             share = _number(path, values, "partial_rotary_factor")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 _TOP: Final = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -35,6 +35,7 @@ _POST_NORMS: Final = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_GEMMA: Final = {"tie_word_embeddings": True, "head_dim": 256, "query_pre_attn_scalar": 256}
 _IN_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERT: Final = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)")
 _NO_WEIGHT: Final = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
@@ -45,21 +46,23 @@ _NO_WEIGHT: Final = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_
 class Architecture:
     """A row: GGUF's name; `layer`: what names of a layer's tensors differ from most others'.
 
-    `tied`: whether the embedding is the output matrix where config.json does not say. `activation`: what it
-    must say. `norms_from_one`: norm weights are stored less one, as Gemma's are.
+    `activation`: what config.json must say. `norms_from_one`: norm weights are stored less one, as Gemma's
+    are. `defaults`: what config.json means where it does not say, and others of these would mean otherwise.
     """
 
     name: str
     layer: Mapping[str, str] = field(default_factory=dict)
-    tied: bool = False
     activation: str = "silu"
     norms_from_one: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
-        "gemma2": Architecture("gemma2", _POST_NORMS, True, "gelu_pytorch_tanh", True),
-        "gemma3_text": Architecture("gemma3", _POST_NORMS, True, "gelu_pytorch_tanh", True),
+        "gemma2": Architecture("gemma2", _POST_NORMS, "gelu_pytorch_tanh", True, _GEMMA),
+        "gemma3_text": Architecture(
+            "gemma3", _POST_NORMS, "gelu_pytorch_tanh", True, {**_GEMMA, "rope_theta": 1e6}
+        ),
         "granite": Architecture("granite"),
         "llama": Architecture("llama"),
         "mistral": Architecture("llama"),
@@ -71,12 +74,13 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 "block_sparse_moe.experts.w2": "ffn_down",
                 "block_sparse_moe.experts.w3": "ffn_up",
             },
+            defaults={"rope_theta": 1e6},
         ),
         "olmo2": Architecture("olmo2", _POST_NORMS),
         "olmo3": Architecture("olmo2", _POST_NORMS),
         "phi3": Architecture("phi3", {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}),
         "qwen2": Architecture("qwen2"),
-        "qwen3": Architecture("qwen3"),
+        "qwen3": Architecture("qwen3", defaults={"head_dim": 128}),
         "qwen3_moe": Architecture(
             "qwen3moe",
             {
@@ -85,8 +89,9 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 "mlp.experts.up_proj": "ffn_up",
                 "mlp.experts.down_proj": "ffn_down",
             },
+            defaults={"norm_topk_prob": False},
         ),
-        "smollm3": Architecture("smollm3", tied=True),
+        "smollm3": Architecture("smollm3", defaults={"tie_word_embeddings": True, "rope_theta": 2e6}),
     }
 )
 """`model_type` of a config.json -> the row of its architecture."""
