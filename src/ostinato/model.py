@@ -24,7 +24,8 @@ from ostinato.ops.cpu.executor import CpuExecutor
 from ostinato.options import Options
 from ostinato.stream import Dispatcher, Stream
 from ostinato.telemetry.timeline import Timeline, clock
-from ostinato.weights.gguf import open_gguf
+from ostinato.weights.opened import open_model
+from ostinato.weights.quantize import format_named, quantized
 from ostinato.weights.sources import Progress, resolve
 from ostinato.weights.tensors import ModelFile
 
@@ -147,6 +148,7 @@ def load(
     threads: int | None = None,
     context_length: int | None = None,
     simd: str | None = None,
+    quantize: str | None = None,
     progress: Progress | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> Model:
@@ -158,6 +160,7 @@ def load(
         context_length: the most tokens of prompt and answer together; by default what the model was trained
         for.
         simd: avx512, avx2 or generic; by default the best of this processor, or `OSTINATO_SIMD`.
+        quantize: q8_0 or q4_1: what matrices of floats become while loading; by default they stay.
         progress: told how far a download is.
         report: called with (kernels done, kernels in all) when kernels have to be compiled.
 
@@ -165,12 +168,15 @@ def load(
         ModelNotFoundError, DownloadError: the name leads nowhere, or cannot be fetched.
         ModelFileError, UnsupportedModelError: the file is damaged, or not of a kind that is built.
         KernelError: the kernels cannot be compiled.
-        InvalidRequestError: `threads`, `context_length` or `simd` is out of range.
+        InvalidRequestError: `threads`, `context_length`, `simd` or `quantize` is out of range, or there is
+        nothing to quantise.
     """
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise InvalidRequestError(f"threads is {threads}; 1 to {MAX_THREADS} are allowed", "threads")
-    with open_gguf(resolve(name, progress=progress)) as file:
-        program = build_program(file)
+    target = None if quantize is None else format_named(quantize)
+    with open_model(resolve(name, progress=progress)) as opened:
+        file = opened if target is None else quantized(opened, target)
+        program = build_program(file, context_length)
         context_length = _context_length(context_length, program.context_length)
         tokenizer = Tokenizer.from_metadata(file.metadata)
         if tokenizer.vocab_size != program.vocab_size:

@@ -247,7 +247,8 @@ def test_operands_lie_within_their_memory(shape: TinyShape) -> None:
     arenas += [table.arena for table in memory.rope_tables.values()]
     sources = [range(t.data.ctypes.data, t.data.ctypes.data + 1) for t in file.tensors.values()]
     inside = [range(arena.address, arena.address + len(arena.bytes)) for arena in arenas] + sources
-    for instruction in [*memory.weights.instructions, *lower(program, memory, TILES)]:
+    packing = [instruction for part in memory.weights.packing(file.tensors) for instruction in part]
+    for instruction in [*packing, *lower(program, memory, TILES)]:
         for name, value in instruction.values.items():
             if isinstance(value, int) and value > 1 << 20:
                 assert any(value in addresses for addresses in inside), (instruction.kernel.name, name)

@@ -130,7 +130,7 @@ def multiply(
     simd: str, matrix: Matrix, x: Activations, tile: int, before: Floats | None = None, by_rows: bool = False,
     bias: Floats | None = None, scale: float = 1.0,
 ) -> Floats:  # fmt: skip
-    """Return scale · (y + bias) (tokens, panels · 16), or `before` + …; check that nothing else is written."""
+    """Return scale · (y + bias) (tokens, panels · 16), or `before` + …; check that nothing else is hit."""
     tokens, guarded = len(x.numbers), Guarded()
     y = guarded.empty((tokens + 2 * SPARE, matrix.panels * LANES))
     if before is not None:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ostinato.cli import terminal
-from ostinato.cli.flags import ContextLength, Json, ModelName, NoStats, System, Threads, takes_options
+from ostinato.cli.flags import (
+    ContextLength,
+    Json,
+    ModelName,
+    NoStats,
+    Quantize,
+    System,
+    Threads,
+    takes_options,
+)
 from ostinato.config import DEFAULT_MODEL
 from ostinato.errors import InvalidRequestError
 from ostinato.options import Options
@@ -39,6 +48,7 @@ def run(
     no_stats: NoStats = False,
     threads: Threads = None,
     context: ContextLength = None,
+    quantize: Quantize = None,
     *,
     options: Options,
 ) -> None:
@@ -50,7 +60,7 @@ def run(
         )
     if trace:
         options = replace(options, candidates=CANDIDATES)
-    with terminal.load(model, threads, context) as loaded:
+    with terminal.load(model, threads, context, quantize) as loaded:
         stream = _stream(loaded, text, system, raw, options)
         with stream, terminal.ctrl_c_interrupts(stream):
             pieces = _follow(loaded, stream, quiet=json or trace, trace=trace)

@@ -65,14 +65,21 @@ def as_json(model: Model, completion: Completion) -> dict[str, Any]:
     return {"model": model.name, "threads": model.threads, "simd": model.simd, **asdict(completion)}
 
 
-def load(name: str, threads: int | None, context_length: int | None = None) -> Model:
+def load(
+    name: str, threads: int | None, context_length: int | None = None, quantize: str | None = None
+) -> Model:
     """Load a model, with progress bars for what takes long the first time."""
     import ostinato
 
     bars = Bars()
     try:
         return ostinato.load(
-            name, threads=threads, context_length=context_length, progress=bars, report=bars.compiled
+            name,
+            threads=threads,
+            context_length=context_length,
+            quantize=quantize,
+            progress=bars,
+            report=bars.compiled,
         )
     finally:
         bars.finish()

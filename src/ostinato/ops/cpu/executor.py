@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
@@ -12,7 +12,7 @@ from ostinato.errors import UnsupportedModelError
 from ostinato.ops.batch import BLOCK_TOKENS, Float32, ForwardBatch
 from ostinato.ops.cpu import host
 from ostinato.ops.cpu.buffers import Buffers, KVPool, RopeTable
-from ostinato.ops.cpu.instructions import Instruction, encode
+from ostinato.ops.cpu.instructions import encode
 from ostinato.ops.cpu.kernel import BATCH_FIELDS, Kernel
 from ostinato.ops.cpu.kernels import attention
 from ostinato.ops.cpu.kernels.matmul import TILES
@@ -66,12 +66,12 @@ class CpuExecutor:
         self.memory = _memory(program, tensors, num_blocks, max_batch_tokens, self.threads)
         self._batch = _BatchMemory(max_batch_tokens, num_blocks)
         self._attention_tile = _attention_tile(program)
-        packing = self.memory.weights.instructions
         self.library = library(host.target(simd))
-        self._addresses = self.library.load(self._kernels(packing), report)
+        self._addresses = self.library.load(self._kernels(), report)
         self._programs: dict[Tiles, NDArray[np.int64]] = {}
         self._team = Team(self.threads, self.library)
-        self._run(encode(packing, self._addresses))
+        for instructions in self.memory.weights.packing(tensors):
+            self._run(encode(instructions, self._addresses))
 
     def forward(self, batch: ForwardBatch) -> Float32:
         """Run the batch and return its logits (R, vocab_size), a view that the next call overwrites.
@@ -94,12 +94,13 @@ class CpuExecutor:
         """End the threads. Calling it twice is harmless."""
         self._team.close()
 
-    def _kernels(self, packing: Sequence[Instruction]) -> list[Kernel]:
+    def _kernels(self) -> list[Kernel]:
         """Return whatever any batch can need, so that no request has to wait for a compiler."""
         tiles = [Tiles(tile, tile, queries) for tile, queries in product(TILES, {1, self._attention_tile})]
         tiles.append(Tiles(1, 1, 1, split=True))
         lowered = [instruction for t in tiles for instruction in lower(self.program, self.memory, t)]
-        return [*TEAM_KERNELS, *(instruction.kernel for instruction in (*packing, *lowered))]
+        packing = self.memory.weights.pack_kernels
+        return [*TEAM_KERNELS, *packing, *(instruction.kernel for instruction in lowered)]
 
     def _tiles(self, batch: ForwardBatch) -> Tiles:
         """Return the tiles that suit a batch.

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ostinato.errors import UnsupportedModelError
 from ostinato.ops.cpu.instructions import Instruction, Items
+from ostinato.ops.cpu.kernel import Kernel
 from ostinato.ops.cpu.kernels.pack import PACK
 from ostinato.ops.cpu.memory import Arena, padded
 from ostinato.ops.cpu.packing import GROUP_COLUMNS, LAYOUTS, Layout
 from ostinato.ops.cpu.simd import LANES
 from ostinato.ops.program import Embed, MatMul, Program, RmsNorm, Weight
 from ostinato.ops.reference import pairs_to_halves
+from ostinato.weights.quants import Bytes
 from ostinato.weights.tensors import Tensor
 
 
@@ -43,7 +45,7 @@ class PackedWeights:
     """Every weight of a program, by the weight itself: matrices packed, vectors as float32 padded with zeros
     to 16.
 
-    The memory is reserved here; `instructions` fill it.
+    The memory is reserved here; the instructions of `packing` fill it.
     """
 
     def __init__(self, program: Program, tensors: Mapping[str, Tensor]) -> None:
@@ -55,7 +57,7 @@ class PackedWeights:
         self.vectors: dict[Weight, int] = {w: self._vector(w, tensors[w.name]) for w in vectors}
         self.matrices: dict[Weight, Matrix] = {}
         self._multiplied = {op.weight for op in program.ops if isinstance(op, MatMul)}
-        self.instructions: list[Instruction] = []
+        self._packing: dict[Weight, Instruction] = {}
         for weight in matrices:
             self._matrix(weight, tensors[weight.name], layouts[weight], program)
 
@@ -63,6 +65,27 @@ class PackedWeights:
     def bytes_per_token(self) -> int:
         """Bytes of weights that one token of decoding reads: every matrix that is multiplied with."""
         return sum(self.matrices[weight].num_bytes for weight in self._multiplied)
+
+    @property
+    def pack_kernels(self) -> list[Kernel]:
+        """What the instructions of `packing` need."""
+        return [packing.kernel for packing in self._packing.values()]
+
+    def packing(self, tensors: Mapping[str, Tensor]) -> Iterator[list[Instruction]]:
+        """Yield what fills the matrices, in lists: those from tensors that are stored as they are, then one
+        list for each that is quantised while loading.
+
+        Run a list before the next is asked for: only until then the bytes that it reads are in memory.
+        """
+        sources = [(tensors[weight.name], packing) for weight, packing in self._packing.items()]
+        stored = [_reading(tensor.load(), packing) for tensor, packing in sources if tensor.convert is None]
+        if stored:
+            yield stored
+        for tensor, packing in sources:
+            if tensor.convert is not None:
+                source = tensor.load()
+                yield [_reading(source, packing)]
+                del source
 
     def _vector(self, weight: Weight, tensor: Tensor) -> int:
         values = tensor.dequantize()[slice(*(weight.rows or (None,)))]
@@ -77,14 +100,19 @@ class PackedWeights:
         first = weight.rows[0] if weight.rows else 0
         matrix = Matrix(self.arena.take(layout.packed_bytes(rows, columns)), layout, rows, columns)
         self.matrices[weight] = matrix
-        source = tensor.data.ctypes.data + first * tensor.type.num_bytes((columns,))
-        values = {"source": source, "packed": matrix.address, "rows": rows}
+        values = {"packed": matrix.address, "rows": rows, "source": first * tensor.type.num_bytes((columns,))}
         values["paired_dim"] = rows // weight.paired_heads if weight.paired_heads else 0
         if layout.quantized:
             values["groups"] = columns // GROUP_COLUMNS
         else:
             values["columns"] = columns
-        self.instructions.append(Instruction(PACK[tensor.type.name], Items(matrix.panels), values))
+        self._packing[weight] = Instruction(PACK[tensor.type.name], Items(matrix.panels), values)
+
+
+def _reading(tensor: Bytes, packing: Instruction) -> Instruction:
+    """Return an instruction whose source is where it is in the tensor, with where it is in memory."""
+    source = tensor.ctypes.data + int(packing.values["source"])
+    return replace(packing, values={**packing.values, "source": source})
 
 
 def _matrices(program: Program) -> list[Weight]:
