@@ -19,7 +19,9 @@ from ostinato.weights.mapped import shown_path
 from ostinato.weights.quants import TENSOR_TYPES, TensorType
 
 LENGTH: Final = struct.Struct("<Q")
-MAX_HEADER_BYTES: Final = 100_000_000
+MAX_HEADER_BYTES: Final = 2**23
+"""Some 80,000 tensors; what is parsed of it must fit in memory, too."""
+MAX_TENSORS: Final = 2**17
 MAX_DIMENSIONS: Final = 8
 MAX_DIMENSION: Final = 2**48
 METADATA: Final = "__metadata__"
@@ -75,6 +77,8 @@ def _header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:
     if not 2 <= num_bytes <= most:
         _fail(path, None, f"a header of {num_bytes} bytes", f"2 to {most} (is this a safetensors file?)")
     text = data[LENGTH.size : LENGTH.size + num_bytes]
+    if text.count(b"{") > MAX_TENSORS or text.count(b"[") > 2 * MAX_TENSORS:
+        _fail(path, None, "the header describes too many tensors", f"fewer than {MAX_TENSORS}")
     try:
         header = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
