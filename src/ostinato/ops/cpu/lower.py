@@ -10,13 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ostinato.errors import UnsupportedModelError
-from ostinato.ops.cpu.buffers import Buffer, Buffers, KVPool, RopeTable
+from ostinato.ops.cpu.buffers import (
+    PAIR_GATE,
+    PAIR_HIDDEN,
+    PAIR_OUT,
+    PAIR_UP,
+    ROUTE_EXPERTS,
+    ROUTE_PAIRS,
+    ROUTE_SHARES,
+    ROUTE_STARTS,
+    Buffer,
+    Buffers,
+    KVPool,
+    RopeTable,
+)
 from ostinato.ops.cpu.instructions import Instruction, Items
 from ostinato.ops.cpu.kernel import Kernel
-from ostinato.ops.cpu.kernels import attention, kv, rows
+from ostinato.ops.cpu.kernels import attention, experts, kv, rows
 from ostinato.ops.cpu.kernels.common import GROUP
-from ostinato.ops.cpu.kernels.matmul import MATMUL
+from ostinato.ops.cpu.kernels.matmul import EXPERTS, MATMUL
 from ostinato.ops.cpu.memory import Arena
 from ostinato.ops.cpu.packing import GROUP_COLUMNS
 from ostinato.ops.cpu.simd import LANES
@@ -34,10 +46,14 @@ from ostinato.ops.program import (
     Softcap,
     StoreKV,
     TakeRows,
+    Weight,
 )
 
 LONG_RUN_BYTES = 1 << 17
 """Memory read in one go, as long as no more than that is at stake when a worker is held up."""
+
+EXPERT_TILE = 4
+"""Pairs a tile of an expert: with many experts each has few."""
 
 SMALL = 16
 """Items to a chunk where an item is done in less time than a chunk is claimed."""
@@ -109,7 +125,7 @@ class _Lowering:
             case Softcap():
                 self._softcap(op)
             case Experts():
-                raise UnsupportedModelError("Experts has no kernels")
+                self._experts(op)
         return 1
 
     def _emit(
@@ -130,7 +146,7 @@ class _Lowering:
         """Return whether later ops read a buffer as floats, and as int8, before it is written again."""
         floats = quantized = False
         for op in rest:
-            if isinstance(op, MatMul) and op.x == name and self._takes_int8(op):
+            if isinstance(op, MatMul | Experts) and op.x == name and self._takes_int8(op):
                 quantized = True
             elif name in _inputs(op):
                 floats = True
@@ -138,8 +154,9 @@ class _Lowering:
                 break
         return floats, quantized
 
-    def _takes_int8(self, op: MatMul) -> bool:
-        return self.memory.weights.matrices[op.weight].layout.quantized
+    def _takes_int8(self, op: MatMul | Experts) -> bool:
+        weight = op.weight if isinstance(op, MatMul) else op.gate[0]
+        return self.memory.weights.matrices[weight].layout.quantized
 
     def _by_rows(self, name: str) -> int:
         return int(name in self.rows)
@@ -363,6 +380,110 @@ class _Lowering:
                 [op.out],
                 **common,
                 y=y.address,
+            )
+
+    def _experts(self, op: Experts) -> None:
+        """Choose experts, list their pairs, multiply pair by pair, and add up."""
+        buffers, scores, out = (
+            self.memory.buffers,
+            self.memory.buffers[op.scores],
+            self.memory.buffers[op.out],
+        )
+        experts_of, shares, starts, pairs = (
+            buffers[name].address for name in (ROUTE_EXPERTS, ROUTE_SHARES, ROUTE_STARTS, ROUTE_PAIRS)
+        )
+        count, chosen = len(op.gate), op.chosen
+        self._emit(
+            experts.choose_experts,
+            self._each(op.scores),
+            [op.scores],
+            [op.scores, ROUTE_SHARES],
+            scores=scores.address,
+            stride=scores.stride,
+            experts=count,
+            chosen=chosen,
+            normalized=int(op.normalized),
+            experts_of=experts_of,
+            shares=shares,
+        )
+        self._emit(
+            experts.group_pairs,
+            Items(),
+            [ROUTE_SHARES],
+            [ROUTE_PAIRS],
+            experts=count,
+            chosen=chosen,
+            experts_of=experts_of,
+            starts=starts,
+            pairs=pairs,
+        )
+        self._expert_products(op.gate, op.x, PAIR_GATE, chosen)
+        self._expert_products(op.up, op.x, PAIR_UP, chosen)
+        self._pair_unit(op)
+        self._expert_products(op.down, PAIR_HIDDEN, PAIR_OUT, 1)
+        self._emit(
+            experts.add_experts,
+            self._each(op.out),
+            [PAIR_OUT, ROUTE_SHARES, op.out],
+            [op.out],
+            y=out.address,
+            stride=out.stride,
+            pair_rows=buffers[PAIR_OUT].address,
+            chosen=chosen,
+            shares=shares,
+        )
+        self._written(op.out, op.x)
+
+    def _expert_products(self, weights: Sequence[Weight], x_name: str, y_name: str, share: int) -> None:
+        """Multiply each expert's matrix with the rows of its pairs; `share` pairs have one row of x."""
+        matrix, expert_bytes = self.memory.weights.stacked(weights)
+        x, y = self.memory.buffers[x_name], self.memory.buffers[y_name]
+        kernel = EXPERTS[matrix.layout, min(self.tiles.tokens, EXPERT_TILE)]
+        common = {
+            "weights": matrix.address,
+            "expert_bytes": expert_bytes,
+            "panels": matrix.panels,
+            "y": y.address,
+            "y_stride": y.stride,
+            "starts": self.memory.buffers[ROUTE_STARTS].address,
+            "pairs": self.memory.buffers[ROUTE_PAIRS].address,
+            "share": share,
+        }
+        items = Items(len(weights) * matrix.panels, least=SMALL)
+        if matrix.layout.quantized:
+            if share > 1:
+                self._quantize(x)
+            fields = {"groups": matrix.columns // GROUP_COLUMNS, **_quantized_fields(x)}
+            self._emit(kernel, items, [_q8(x_name), ROUTE_PAIRS], [y_name], **common, **fields)
+        else:
+            fields = {"columns": matrix.columns, "x": x.address, "x_stride": x.stride}
+            self._emit(kernel, items, [x_name, ROUTE_PAIRS], [y_name], **common, **fields)
+
+    def _pair_unit(self, op: Experts) -> None:
+        """activation(gate) · up of every pair, in the form that the last product reads."""
+        buffers = self.memory.buffers
+        gate, up, hidden = buffers[PAIR_GATE], buffers[PAIR_UP], buffers[PAIR_HIDDEN]
+        common = {"gate": gate.address, "up": up.address}
+        if self.memory.weights.matrices[op.down[0]].layout.quantized:
+            groups = hidden.width // GROUP
+            self._emit(
+                rows.GATED_QUANTIZE[op.activation],
+                Items(op.chosen * groups, "num_tokens", least=SMALL),
+                [PAIR_GATE, PAIR_UP],
+                [_q8(PAIR_HIDDEN)],
+                **common,
+                stride=gate.stride,
+                groups=groups,
+                **_quantized_fields(hidden),
+            )
+        else:
+            self._emit(
+                rows.GATED[op.activation],
+                Items(op.chosen * gate.stride // LANES, "num_tokens", least=SMALL),
+                [PAIR_GATE, PAIR_UP],
+                [PAIR_HIDDEN],
+                **common,
+                y=hidden.address,
             )
 
     def _softcap(self, op: Softcap) -> None:

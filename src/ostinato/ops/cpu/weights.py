@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from ostinato.ops.cpu.kernels.pack import PACK
 from ostinato.ops.cpu.memory import Arena, padded
 from ostinato.ops.cpu.packing import GROUP_COLUMNS, LAYOUTS, Layout
 from ostinato.ops.cpu.simd import LANES
-from ostinato.ops.program import Embed, MatMul, Program, RmsNorm, Weight
+from ostinato.ops.program import Embed, Experts, MatMul, Program, RmsNorm, Weight
 from ostinato.ops.reference import pairs_to_halves
 from ostinato.weights.quants import Bytes
 from ostinato.weights.tensors import Tensor
@@ -57,14 +57,36 @@ class PackedWeights:
         self.vectors: dict[Weight, int] = {w: self._vector(w, tensors[w.name]) for w in vectors}
         self.matrices: dict[Weight, Matrix] = {}
         self._multiplied = {op.weight for op in program.ops if isinstance(op, MatMul)}
+        self._experts = [op for op in program.ops if isinstance(op, Experts)]
         self._packing: dict[Weight, Instruction] = {}
         for weight in matrices:
             self._matrix(weight, tensors[weight.name], layouts[weight], program)
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of weights that one token of decoding reads: every matrix that is multiplied with."""
-        return sum(self.matrices[weight].num_bytes for weight in self._multiplied)
+        """Bytes of weights that one token of decoding reads: every matrix that is multiplied with, of experts
+        only the chosen."""
+        experts = sum(self._chosen_bytes(op) for op in self._experts)
+        return sum(self.matrices[weight].num_bytes for weight in self._multiplied) + experts
+
+    def stacked(self, weights: Sequence[Weight]) -> tuple[Matrix, int]:
+        """Return the first of equally shaped matrices that lie one after another, and bytes from one to the
+        next.
+        """
+        matrices = [self.matrices[weight] for weight in weights]
+        apart = padded(matrices[0].num_bytes)
+        for number, matrix in enumerate(matrices):
+            if (matrix.layout, matrix.address) != (matrices[0].layout, matrices[0].address + number * apart):
+                raise UnsupportedModelError(
+                    f"tensor '{weights[number].name}' is of another type than that of the first expert; "
+                    "the matrices of all experts must be of one type"
+                )
+        return matrices[0], apart
+
+    def _chosen_bytes(self, op: Experts) -> int:
+        """Bytes that one token reads of a mixture of experts."""
+        matrices = (self.matrices[weights[0]] for weights in (op.gate, op.up, op.down))
+        return op.chosen * sum(matrix.num_bytes for matrix in matrices)
 
     @property
     def pack_kernels(self) -> list[Kernel]:
@@ -117,7 +139,13 @@ def _reading(tensor: Bytes, packing: Instruction) -> Instruction:
 
 def _matrices(program: Program) -> list[Weight]:
     """Return the matrices of a program in the order they are used, each once."""
-    return list(dict.fromkeys(op.weight for op in program.ops if isinstance(op, Embed | MatMul)))
+    found: list[Weight] = []
+    for op in program.ops:
+        if isinstance(op, Embed | MatMul):
+            found.append(op.weight)
+        elif isinstance(op, Experts):
+            found += [*op.gate, *op.up, *op.down]
+    return list(dict.fromkeys(found))
 
 
 def _layout(tensor: Tensor) -> Layout:

@@ -58,6 +58,7 @@ T = 1
 LOW, GROUPS, SUBS, MINIMA, OFFSET, VALUE_BYTES, BLOCK_BYTES, CHAIN = 4, 1, 0, 0, 8, 256, 288, 8
 ELEMENT_BYTES, BRAIN = 2, 0
 PAIRS = 0
+LISTED = 0
 
 FLIP_SIGNS = -0x7F7F7F80
 """0x80808080 as an int32: turns four unsigned bytes w into the signed w - 128."""
@@ -74,6 +75,100 @@ def finish(y: int, total: F32, bias: int, panel: int, scale: float, accumulate: 
     store_f32(y, total)
 
 
+@inline
+def row_of(tile: int, t: int, count: int, rows: int) -> int:
+    """Which row of y a token of a tile has: its number, or what a list of `count` rows says.
+
+    The last one of a list is computed again where a tile has no more.
+    """
+    if LISTED:
+        row = get_i32(rows + 4 * min(tile + t, count - 1))
+    else:
+        row = tile + t
+    return row
+
+
+@inline
+def quantized_tile(
+    values: int, scales: int, scaled_sums: int, integer_sums: int, panel: int, y: int, y_stride: int,
+    groups: int, accumulate: int, bias: int, scale: float, r: int, tile: int, count: int, rows: int,
+    share: int,
+) -> None:  # fmt: skip
+    """The products of one panel and T rows of x, each `share` times in y."""
+    y_row = registers(T, 0)
+    x_row = registers(T, 0)
+    for t in static(T):
+        y_row[t] = row_of(tile, t, count, rows)
+        x_row[t] = y_row[t] // share if LISTED else y_row[t]
+    acc = registers(T, splat(f32(0.0)))
+    for s in range(groups // GROUPS):
+        block = panel + s * BLOCK_BYTES
+        factor = factors(block)
+        if MINIMA:
+            lowest = minima_factors(block)
+        for i in range(GROUPS):
+            g = s * GROUPS + i
+            n = tile * groups + s * GROUPS + i
+            dot = registers(T, splat_i32(0))
+            pairs = registers(T, splat_i32(0))
+            whole = registers(T, splat_i32(0))
+            minima = registers(T, splat_i32(0))
+            for half in static(2):
+                if SUBS == 2:
+                    sub = sub_scales(block, 2 * i + half)
+                    for t in static(T):
+                        total = get_i32(integer_sums + 8 * (x_row[t] * groups + g) + 4 * half)
+                        dot[t] = splat_i32(-OFFSET * total)
+                elif half == 0 and OFFSET and not (PAIRS and OFFSET == 128):
+                    for t in static(T):
+                        sums = integer_sums + 8 * (x_row[t] * groups + g)
+                        dot[t] = splat_i32(-OFFSET * (get_i32(sums) + get_i32(sums + 4)))
+                for k in static(4):
+                    q = unpacked(block + i * VALUE_BYTES, 4 * half + k)
+                    if PAIRS and OFFSET == 128:
+                        q = q ^ splat_i32(FLIP_SIGNS)
+                    if PAIRS:
+                        q = in_order(q)
+                    for t in static(T):
+                        x = load_bytes4(values + (x_row[t] * groups + g) * GROUP + 16 * half + 4 * k)
+                        if not PAIRS:
+                            dot[t] = dot4(dot[t], q, x)
+                        elif OFFSET == 128:
+                            dot[t] = dot4_signed(dot[t], q, x)
+                        elif (4 * half + k) % CHAIN == 0:
+                            pairs[t] = multiply_pairs(q, x)
+                        else:
+                            pairs[t] = in_order(add_pairs(pairs[t], multiply_pairs(q, x)))
+                    if PAIRS and OFFSET != 128 and (4 * half + k) % CHAIN == CHAIN - 1:
+                        for t in static(T):
+                            dot[t] = sum_pairs(dot[t], pairs[t])
+                if SUBS == 2:
+                    for t in static(T):
+                        whole[t] = whole[t] + dot[t] * sub
+                    if MINIMA:
+                        low = sub_minima(block, 2 * i + half)
+                        for t in static(T):
+                            total = get_i32(integer_sums + 8 * (x_row[t] * groups + g) + 4 * half)
+                            minima[t] = minima[t] + low * splat_i32(total)
+            if SUBS == 2:
+                for t in static(T):
+                    x_scale = load_splat(scales + 4 * (x_row[t] * groups + g))
+                    acc[t] = fma(to_f32(whole[t]) * x_scale, factor, acc[t])
+                    if MINIMA:
+                        acc[t] = fma(to_f32(minima[t]) * x_scale, lowest, acc[t])
+            else:
+                row_scale = group_scales(block, factor, i)
+                if MINIMA:
+                    minimum = group_minima(block, lowest, i)
+                for t in static(T):
+                    x_scale = load_splat(scales + 4 * (x_row[t] * groups + g))
+                    acc[t] = fma(to_f32(dot[t]) * x_scale, row_scale, acc[t])
+                    if MINIMA:
+                        acc[t] = fma(minimum, load_splat(scaled_sums + 4 * (x_row[t] * groups + g)), acc[t])
+    for t in static(T):
+        finish(y + (y_row[t] * y_stride + r * LANES) * 4, acc[t], bias, r, scale, accumulate)
+
+
 def _quantized(
     first: int, last: int, num_tokens: int, num_rows: int, by_rows: int,
     values: int, scales: int, scaled_sums: int, integer_sums: int,
@@ -83,106 +178,86 @@ def _quantized(
     for r in range(first, last):
         panel = weights + r * (groups // GROUPS) * BLOCK_BYTES
         for tile in range(0, count, T):
-            acc = registers(T, splat(f32(0.0)))
-            for s in range(groups // GROUPS):
-                block = panel + s * BLOCK_BYTES
-                factor = factors(block)
-                if MINIMA:
-                    lowest = minima_factors(block)
-                for i in range(GROUPS):
-                    n = tile * groups + s * GROUPS + i
-                    dot = registers(T, splat_i32(0))
-                    pairs = registers(T, splat_i32(0))
-                    whole = registers(T, splat_i32(0))
-                    minima = registers(T, splat_i32(0))
-                    for half in static(2):
-                        if SUBS == 2:
-                            sub = sub_scales(block, 2 * i + half)
-                            for t in static(T):
-                                total = get_i32(integer_sums + 8 * (n + t * groups) + 4 * half)
-                                dot[t] = splat_i32(-OFFSET * total)
-                        elif half == 0 and OFFSET and not (PAIRS and OFFSET == 128):
-                            for t in static(T):
-                                sums = integer_sums + 8 * (n + t * groups)
-                                dot[t] = splat_i32(-OFFSET * (get_i32(sums) + get_i32(sums + 4)))
-                        for k in static(4):
-                            q = unpacked(block + i * VALUE_BYTES, 4 * half + k)
-                            if PAIRS and OFFSET == 128:
-                                q = q ^ splat_i32(FLIP_SIGNS)
-                            if PAIRS:
-                                q = in_order(q)
-                            for t in static(T):
-                                x = load_bytes4(values + (n + t * groups) * GROUP + 16 * half + 4 * k)
-                                if not PAIRS:
-                                    dot[t] = dot4(dot[t], q, x)
-                                elif OFFSET == 128:
-                                    dot[t] = dot4_signed(dot[t], q, x)
-                                elif (4 * half + k) % CHAIN == 0:
-                                    pairs[t] = multiply_pairs(q, x)
-                                else:
-                                    pairs[t] = in_order(add_pairs(pairs[t], multiply_pairs(q, x)))
-                            if PAIRS and OFFSET != 128 and (4 * half + k) % CHAIN == CHAIN - 1:
-                                for t in static(T):
-                                    dot[t] = sum_pairs(dot[t], pairs[t])
-                        if SUBS == 2:
-                            for t in static(T):
-                                whole[t] = whole[t] + dot[t] * sub
-                            if MINIMA:
-                                low = sub_minima(block, 2 * i + half)
-                                for t in static(T):
-                                    total = get_i32(integer_sums + 8 * (n + t * groups) + 4 * half)
-                                    minima[t] = minima[t] + low * splat_i32(total)
-                    if SUBS == 2:
-                        for t in static(T):
-                            x_scale = load_splat(scales + 4 * (n + t * groups))
-                            acc[t] = fma(to_f32(whole[t]) * x_scale, factor, acc[t])
-                            if MINIMA:
-                                acc[t] = fma(to_f32(minima[t]) * x_scale, lowest, acc[t])
-                    else:
-                        row_scale = group_scales(block, factor, i)
-                        if MINIMA:
-                            minimum = group_minima(block, lowest, i)
-                        for t in static(T):
-                            x_scale = load_splat(scales + 4 * (n + t * groups))
-                            acc[t] = fma(to_f32(dot[t]) * x_scale, row_scale, acc[t])
-                            if MINIMA:
-                                acc[t] = fma(minimum, load_splat(scaled_sums + 4 * (n + t * groups)), acc[t])
-            for t in static(T):
-                finish(y + ((tile + t) * y_stride + r * LANES) * 4, acc[t], bias, r, scale, accumulate)
+            quantized_tile(
+                values, scales, scaled_sums, integer_sums, panel, y, y_stride, groups, accumulate, bias,
+                scale, r, tile, count, 0, 1,
+            )  # fmt: skip
+
+
+def _quantized_experts(
+    first: int, last: int, values: int, scales: int, scaled_sums: int, integer_sums: int,
+    weights: int, expert_bytes: int, panels: int, y: int, y_stride: int, groups: int, starts: int, pairs: int,
+    share: int,
+) -> None:  # fmt: skip
+    """An item is a panel of an expert, for the pairs of a token and that expert: rows starts[e] … of `pairs`.
+
+    A pair has a row of its own in y; in x too, or (`share` above 1) `share` pairs have one.
+    """
+    for n in range(first, last):
+        expert, r = n // panels, n % panels
+        begin = get_i32(starts + 4 * expert)
+        count = get_i32(starts + 4 * expert + 4) - begin
+        panel = weights + expert * expert_bytes + r * (groups // GROUPS) * BLOCK_BYTES
+        for tile in range(0, count, T):
+            quantized_tile(
+                values, scales, scaled_sums, integer_sums, panel, y, y_stride, groups, 0, 0, f32(1.0), r,
+                tile, count, pairs + 4 * begin, share,
+            )  # fmt: skip
+
+
+@inline
+def floating_tile(
+    x: int, x_stride: int, panel: int, y: int, y_stride: int, columns: int, accumulate: int, bias: int,
+    scale: float, r: int, tile: int, count: int, rows: int, share: int,
+) -> None:  # fmt: skip
+    """As quantized_tile."""
+    y_row = registers(T, 0)
+    x_row = registers(T, 0)
+    for t in static(T):
+        y_row[t] = row_of(tile, t, count, rows)
+        x_row[t] = y_row[t] // share if LISTED else y_row[t]
+    acc = registers(T, splat(f32(0.0)))
+    for k in range(columns):
+        if ELEMENT_BYTES == 4:
+            w = load_f32(panel + k * LANES * ELEMENT_BYTES)
+        elif BRAIN:
+            w = load_bf16(panel + k * LANES * ELEMENT_BYTES)
+        else:
+            w = load_f16(panel + k * LANES * ELEMENT_BYTES)
+        for t in static(T):
+            acc[t] = fma(w, load_splat(x + (x_row[t] * x_stride + k) * 4), acc[t])
+    for t in static(T):
+        finish(y + (y_row[t] * y_stride + r * LANES) * 4, acc[t], bias, r, scale, accumulate)
 
 
 def _floating(
-    first: int,
-    last: int,
-    num_tokens: int,
-    num_rows: int,
-    by_rows: int,
-    x: int,
-    x_stride: int,
-    weights: int,
-    y: int,
-    y_stride: int,
-    columns: int,
-    accumulate: int,
-    bias: int,
-    scale: float,
-) -> None:
+    first: int, last: int, num_tokens: int, num_rows: int, by_rows: int, x: int, x_stride: int, weights: int,
+    y: int, y_stride: int, columns: int, accumulate: int, bias: int, scale: float,
+) -> None:  # fmt: skip
     count = num_rows if by_rows != 0 else num_tokens
     for r in range(first, last):
         panel = weights + r * columns * LANES * ELEMENT_BYTES
         for tile in range(0, count, T):
-            acc = registers(T, splat(f32(0.0)))
-            for k in range(columns):
-                if ELEMENT_BYTES == 4:
-                    w = load_f32(panel + k * LANES * ELEMENT_BYTES)
-                elif BRAIN:
-                    w = load_bf16(panel + k * LANES * ELEMENT_BYTES)
-                else:
-                    w = load_f16(panel + k * LANES * ELEMENT_BYTES)
-                for t in static(T):
-                    acc[t] = fma(w, load_splat(x + ((tile + t) * x_stride + k) * 4), acc[t])
-            for t in static(T):
-                finish(y + ((tile + t) * y_stride + r * LANES) * 4, acc[t], bias, r, scale, accumulate)
+            floating_tile(
+                x, x_stride, panel, y, y_stride, columns, accumulate, bias, scale, r, tile, count, 0, 1
+            )
+
+
+def _floating_experts(
+    first: int, last: int, x: int, x_stride: int, weights: int, expert_bytes: int, panels: int, y: int,
+    y_stride: int, columns: int, starts: int, pairs: int, share: int,
+) -> None:  # fmt: skip
+    """As _quantized_experts."""
+    for n in range(first, last):
+        expert, r = n // panels, n % panels
+        begin = get_i32(starts + 4 * expert)
+        count = get_i32(starts + 4 * expert + 4) - begin
+        panel = weights + expert * expert_bytes + r * columns * LANES * ELEMENT_BYTES
+        for tile in range(0, count, T):
+            floating_tile(
+                x, x_stride, panel, y, y_stride, columns, 0, 0, f32(1.0), r, tile, count,
+                pairs + 4 * begin, share,
+            )  # fmt: skip
 
 
 def _chain(layout: Layout) -> int:
@@ -192,12 +267,17 @@ def _chain(layout: Layout) -> int:
     return max(n for n in (1, 2, 4, 8) if n == 1 or (n <= most and n * largest < 2**15))
 
 
-def _variant(layout: Layout, tile: int) -> Kernel:
-    name = f"matmul_{layout.name}_t{tile}"
+def _variant(layout: Layout, tile: int, experts: bool = False) -> Kernel:
+    name = f"matmul_{layout.name}_t{tile}" + ("_experts" if experts else "")
+    constants = {"T": tile, "LISTED": int(experts)}
     if layout.quantized:
-        return variant(_quantized, name, T=tile, CHAIN=_chain(layout), **layout.constants())
-    return variant(_floating, name, T=tile, ELEMENT_BYTES=layout.low // 8, BRAIN=int(layout.name == "bf16"))
+        function = _quantized_experts if experts else _quantized
+        return variant(function, name, **constants, CHAIN=_chain(layout), **layout.constants())
+    function = _floating_experts if experts else _floating
+    brain = int(layout.name == "bf16")
+    return variant(function, name, **constants, ELEMENT_BYTES=layout.low // 8, BRAIN=brain)
 
 
 MATMUL = {(layout, tile): _variant(layout, tile) for layout in LAYOUTS.values() for tile in TILES}
-"""The kernel of each weight layout and tile size."""
+EXPERTS = {(layout, tile): _variant(layout, tile, True) for layout in LAYOUTS.values() for tile in TILES[:2]}
+"""The kernel of each weight layout and tile size; and for mixtures of experts."""
