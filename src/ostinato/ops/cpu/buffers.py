@@ -81,9 +81,8 @@ def _expert_shapes(program: Program, rows: int) -> dict[str, tuple[int, int]]:
     for op in program.ops:
         if isinstance(op, Experts):
             hidden = rows_of(op.gate[0])
-            wide = dict.fromkeys((PAIR_GATE, PAIR_UP, PAIR_HIDDEN), hidden) | {
-                PAIR_OUT: program.widths[op.out]
-            }
+            wide = dict.fromkeys((PAIR_GATE, PAIR_UP, PAIR_HIDDEN), hidden)
+            wide[PAIR_OUT] = program.widths[op.out]
             shapes |= {name: (rows * op.chosen, width) for name, width in wide.items()}
             shapes |= {name: (rows, op.chosen) for name in (ROUTE_EXPERTS, ROUTE_SHARES, ROUTE_PAIRS)}
             shapes[ROUTE_STARTS] = (1, len(op.gate) + 2)

@@ -75,7 +75,7 @@ def group_pairs(
     first: int, last: int, num_tokens: int, experts: int, chosen: int, experts_of: int, starts: int,
     pairs: int,
 ) -> None:  # fmt: skip
-    """List the pairs expert by expert, in order: those of e are pairs[starts[e]] … pairs[starts[e + 1] - 1]."""
+    """List the pairs expert by expert: those of e begin at pairs[starts[e]]."""
     for _ in range(first, last):
         count = num_tokens * chosen
         for e in range(experts + 2):

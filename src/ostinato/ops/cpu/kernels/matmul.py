@@ -81,11 +81,7 @@ def row_of(tile: int, t: int, count: int, rows: int) -> int:
 
     The last one of a list is computed again where a tile has no more.
     """
-    if LISTED:
-        row = get_i32(rows + 4 * min(tile + t, count - 1))
-    else:
-        row = tile + t
-    return row
+    return get_i32(rows + 4 * min(tile + t, count - 1)) if LISTED else tile + t
 
 
 @inline
@@ -108,7 +104,6 @@ def quantized_tile(
             lowest = minima_factors(block)
         for i in range(GROUPS):
             g = s * GROUPS + i
-            n = tile * groups + s * GROUPS + i
             dot = registers(T, splat_i32(0))
             pairs = registers(T, splat_i32(0))
             whole = registers(T, splat_i32(0))
@@ -271,11 +266,10 @@ def _variant(layout: Layout, tile: int, experts: bool = False) -> Kernel:
     name = f"matmul_{layout.name}_t{tile}" + ("_experts" if experts else "")
     constants = {"T": tile, "LISTED": int(experts)}
     if layout.quantized:
-        function = _quantized_experts if experts else _quantized
-        return variant(function, name, **constants, CHAIN=_chain(layout), **layout.constants())
-    function = _floating_experts if experts else _floating
-    brain = int(layout.name == "bf16")
-    return variant(function, name, **constants, ELEMENT_BYTES=layout.low // 8, BRAIN=brain)
+        constants |= {"CHAIN": _chain(layout), **layout.constants()}
+        return variant(_quantized_experts if experts else _quantized, name, **constants)
+    constants |= {"ELEMENT_BYTES": layout.low // 8, "BRAIN": int(layout.name == "bf16")}
+    return variant(_floating_experts if experts else _floating, name, **constants)
 
 
 MATMUL = {(layout, tile): _variant(layout, tile) for layout in LAYOUTS.values() for tile in TILES}
