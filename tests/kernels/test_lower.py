@@ -15,8 +15,9 @@ from ostinato.ops.batch import BLOCK_TOKENS
 from ostinato.ops.cpu.buffers import Buffers, KVPool, RopeTable
 from ostinato.ops.cpu.instructions import Instruction, barriers
 from ostinato.ops.cpu.kernels import attention
-from ostinato.ops.cpu.lower import Memory, Tiles, lower
+from ostinato.ops.cpu.lower import Memory, lower
 from ostinato.ops.cpu.memory import Arena
+from ostinato.ops.cpu.tiles import Tiles
 from ostinato.ops.cpu.weights import PackedWeights
 from ostinato.ops.program import (
     LOGITS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,22 +14,16 @@ from ostinato.ops.cpu.buffers import Buffers, KVPool, RopeTable
 from ostinato.ops.cpu.instructions import encode
 from ostinato.ops.cpu.kernel import BATCH_FIELDS, Kernel
 from ostinato.ops.cpu.kernels import attention
-from ostinato.ops.cpu.kernels.matmul import TILES
 from ostinato.ops.cpu.kernels.team import PROGRAM_WORDS, TEAM_KERNELS
 from ostinato.ops.cpu.library import Report, library
-from ostinato.ops.cpu.lower import Memory, Tiles, lower
+from ostinato.ops.cpu.lower import Memory, lower
 from ostinato.ops.cpu.memory import Arena, padded
 from ostinato.ops.cpu.simd import LANES
 from ostinato.ops.cpu.team import Team
+from ostinato.ops.cpu.tiles import SPLIT_TOKENS, Tiles, TileSizes
 from ostinato.ops.cpu.weights import PackedWeights
 from ostinato.ops.program import LOGITS, Attention, Program, Rope
 from ostinato.weights.tensors import Tensor
-
-MAX_QUERIES = 8
-"""Queries of an attention tile, as many as there are registers for."""
-
-SPLIT_TOKENS = 8
-"""The most tokens whose attention is split into segments; more of them keep a team busy as they are."""
 
 
 class CpuExecutor:
@@ -63,10 +56,10 @@ class CpuExecutor:
         self.num_blocks = num_blocks
         self.threads = host.usable_cores() if threads is None else threads
         assert self.threads >= 1, threads
-        self.memory = _memory(program, tensors, num_blocks, max_batch_tokens, self.threads)
-        self._batch = _BatchMemory(max_batch_tokens, num_blocks)
-        self._attention_tile = _attention_tile(program)
         self.library = library(host.target(simd))
+        self._sizes = TileSizes.of(_heads_per_kv(program), self.library.target.simd)
+        self.memory = _memory(program, tensors, self._sizes, num_blocks, max_batch_tokens, self.threads)
+        self._batch = _BatchMemory(max_batch_tokens, num_blocks)
         self._addresses = self.library.load(self._kernels(), report)
         self._programs: dict[Tiles, NDArray[np.int64]] = {}
         self._team = Team(self.threads, self.library)
@@ -87,7 +80,7 @@ class CpuExecutor:
         for table in self.memory.rope_tables.values():
             table.reach(longest)
         self._batch.fill(batch)
-        self._run(self._program(self._tiles(batch)))
+        self._run(self._program(self._sizes.for_batch(batch)))
         return self.memory.buffers.floats(LOGITS, len(batch.logits_rows))
 
     def close(self) -> None:
@@ -96,24 +89,9 @@ class CpuExecutor:
 
     def _kernels(self) -> list[Kernel]:
         """Return whatever any batch can need, so that no request has to wait for a compiler."""
-        tiles = [Tiles(tile, tile, queries) for tile, queries in product(TILES, {1, self._attention_tile})]
-        tiles.append(Tiles(1, 1, 1, split=True))
-        lowered = [instruction for t in tiles for instruction in lower(self.program, self.memory, t)]
+        lowered = [i for tiles in self._sizes.all() for i in lower(self.program, self.memory, tiles)]
         packing = self.memory.weights.pack_kernels
         return [*TEAM_KERNELS, *packing, *(instruction.kernel for instruction in lowered)]
-
-    def _tiles(self, batch: ForwardBatch) -> Tiles:
-        """Return the tiles that suit a batch.
-
-        Attention is split into segments where there are several and few tokens, one of each sequence.
-        """
-        num_tokens, num_rows = len(batch.token_ids), len(batch.logits_rows)
-        tile = next((t for t in TILES if t >= num_tokens), TILES[-1])
-        row_tile = next((t for t in TILES if t >= num_rows), TILES[-1])
-        if len(np.unique(batch.slot_of_token)) < num_tokens:
-            return Tiles(tile, row_tile, self._attention_tile)
-        split = num_tokens <= SPLIT_TOKENS and int(batch.positions.max()) >= attention.SEGMENT
-        return Tiles(tile, row_tile, 1, split)
 
     def _program(self, tiles: Tiles) -> NDArray[np.int64]:
         if tiles not in self._programs:
@@ -155,11 +133,6 @@ class _BatchMemory:
         self.header[self._counts] = num_tokens, len(batch.logits_rows), width, segments, num_tokens * segments
 
 
-def _attention_tile(program: Program) -> int:
-    """Return how many tokens an attention tile has: as many as keep it within MAX_QUERIES queries."""
-    return max(1, MAX_QUERIES // _heads_per_kv(program))
-
-
 def _heads_per_kv(program: Program) -> int:
     """Return how many query heads share a KV head."""
     (attention_op, *_) = (op for op in program.ops if isinstance(op, Attention))
@@ -171,10 +144,15 @@ def _heads_per_kv(program: Program) -> int:
 
 
 def _memory(
-    program: Program, tensors: Mapping[str, Tensor], num_blocks: int, max_batch_tokens: int, threads: int
+    program: Program,
+    tensors: Mapping[str, Tensor],
+    sizes: TileSizes,
+    num_blocks: int,
+    max_batch_tokens: int,
+    threads: int,
 ) -> Memory:
     """Reserve everything the instructions of a program point to."""
-    queries = _attention_tile(program) * _heads_per_kv(program)
+    queries = sizes.attention * _heads_per_kv(program)
     scratch_bytes = padded(attention.scratch_bytes(queries, program.kv.head_dim))
     scratch = Arena(threads * scratch_bytes)
     positions = num_blocks * BLOCK_TOKENS
@@ -183,7 +161,7 @@ def _memory(
     turns = {(op.frequencies, op.magnitude) for op in program.ops if isinstance(op, Rope)}
     return Memory(
         weights=PackedWeights(program, tensors),
-        buffers=Buffers(program, max_batch_tokens, spare_rows=TILES[-1]),
+        buffers=Buffers(program, max_batch_tokens, spare_rows=sizes.products[-1]),
         kv=KVPool(program.kv, num_blocks),
         rope_tables={turn: RopeTable(*turn, positions) for turn in turns},
         scratch=scratch,

@@ -32,6 +32,7 @@ from ostinato.ops.cpu.kernels.matmul import EXPERTS, MATMUL
 from ostinato.ops.cpu.memory import Arena
 from ostinato.ops.cpu.packing import GROUP_COLUMNS
 from ostinato.ops.cpu.simd import LANES
+from ostinato.ops.cpu.tiles import Tiles
 from ostinato.ops.cpu.weights import Matrix, PackedWeights
 from ostinato.ops.program import (
     Attention,
@@ -57,18 +58,6 @@ EXPERT_TILE = 4
 
 SMALL = 16
 """Items to a chunk where an item is done in less time than a chunk is claimed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """Tile sizes: tokens of a product, rows of one after TakeRows, tokens of attention; and whether attention
-    is split into segments.
-    """
-
-    tokens: int
-    rows: int
-    attention: int
-    split: bool = False
 
 
 @dataclass(slots=True)
@@ -324,7 +313,8 @@ class _Lowering:
         common = {"scale": op.scale, "window": op.window, "softcap": op.softcap, **self._kv_fields(op.layer)}
         reads = [op.q, f"kv {op.layer}"]
         if self.tiles.split:
-            kernel, items = attention.segments_kernel(per_kv, op.head_dim), Items(op.kv_heads, "num_parts")
+            kernel = attention.segments_kernel(per_kv, op.head_dim, self.tiles.accumulators)
+            items = Items(op.kv_heads, "num_parts")
             states = self.memory.states.address
             self._emit(
                 kernel, items, reads, ["states"], q=q.address, stride=q.stride, states=states, **common
@@ -344,7 +334,7 @@ class _Lowering:
             )
         else:
             self._emit(
-                attention.attention_kernel(queries, per_kv, op.head_dim),
+                attention.attention_kernel(queries, per_kv, op.head_dim, self.tiles.accumulators),
                 Items(op.kv_heads, "num_tokens", self.tiles.attention),
                 reads,
                 [op.out],

@@ -47,7 +47,7 @@ SEGMENT = 256
 MINUS_INFINITY = float("-inf")
 
 # Constants of the variants, put in before compilation.
-QUERIES, HEADS_PER_KV, VALUE_REGISTERS = 8, 1, 4
+QUERIES, HEADS_PER_KV, KEY_REGISTERS, VALUE_REGISTERS = 8, 1, 2, 4
 
 STATE_HEAD_BYTES = 2 * LANES * 4
 
@@ -86,23 +86,22 @@ def segment_scores(
     length: int, head_dim: int, scale: float, softcap: float, scores: int,
 ) -> None:  # fmt: skip
     """scores[query][position], as `scaled`; sums go through the dimensions in order."""
-    for p in range(0, length, BLOCK_TOKENS):
-        keys = keys_of + block_at(table, start + p) * block_stride
-        low = registers(QUERIES, splat(f32(0.0)))
-        high = registers(QUERIES, splat(f32(0.0)))
+    for p in range(0, length, LANES * KEY_REGISTERS):
+        keys = keys_of + block_at(table, start + p) * block_stride + p % BLOCK_TOKENS * 2
+        acc = registers(QUERIES * KEY_REGISTERS, splat(f32(0.0)))
         for d in range(head_dim):
-            k_low, k_high = (
-                load_f16(keys + d * 2 * BLOCK_TOKENS),
-                load_f16(keys + d * 2 * BLOCK_TOKENS + 2 * LANES),
-            )
+            k = registers(KEY_REGISTERS, splat(f32(0.0)))
+            for r in static(KEY_REGISTERS):
+                k[r] = load_f16(keys + (d * BLOCK_TOKENS + r * LANES) * 2)
             for j in static(QUERIES):
                 token = token_of(j, first, last)
                 x = load_splat(queries + (token * stride + j % HEADS_PER_KV * head_dim + d) * 4)
-                low[j] = fma(k_low, x, low[j])
-                high[j] = fma(k_high, x, high[j])
+                for r in static(KEY_REGISTERS):
+                    acc[j * KEY_REGISTERS + r] = fma(k[r], x, acc[j * KEY_REGISTERS + r])
         for j in static(QUERIES):
-            store_f32(scores + (j * SEGMENT + p) * 4, scaled(low[j], scale, softcap))
-            store_f32(scores + (j * SEGMENT + p + LANES) * 4, scaled(high[j], scale, softcap))
+            for r in static(KEY_REGISTERS):
+                out = scores + (j * SEGMENT + p + r * LANES) * 4
+                store_f32(out, scaled(acc[j * KEY_REGISTERS + r], scale, softcap))
 
 
 @inline
@@ -316,19 +315,31 @@ def states_bytes(tokens: int, segments: int, heads: int, head_dim: int) -> int:
     return tokens * segments * heads * (STATE_HEAD_BYTES + 4 * head_dim)
 
 
-def attention_kernel(queries: int, heads_per_kv: int, head_dim: int) -> Kernel:
+def accumulators(simd: str) -> int:
+    """Return how many registers of a path can hold sums while others hold what is added."""
+    return 24 if simd == "avx512" else 6
+
+
+def queries(simd: str) -> int:
+    """Return how many queries a tile of a path has at most."""
+    return 8 if simd == "avx512" else 6
+
+
+def attention_kernel(queries: int, heads_per_kv: int, head_dim: int, accumulators: int = 24) -> Kernel:
     """Return the kernel for tiles of this many queries."""
-    return _named(f"attention_q{queries}_g{heads_per_kv}_v{_value_registers(queries, head_dim)}")
+    return _named(f"attention_q{queries}_g{heads_per_kv}{_registers(queries, head_dim, accumulators)}")
 
 
-def segments_kernel(heads_per_kv: int, head_dim: int) -> Kernel:
+def segments_kernel(heads_per_kv: int, head_dim: int, accumulators: int = 24) -> Kernel:
     """Return the kernel that takes segments apart."""
-    return _named(f"segments_g{heads_per_kv}_v{_value_registers(heads_per_kv, head_dim)}")
+    return _named(f"segments_g{heads_per_kv}{_registers(heads_per_kv, head_dim, accumulators)}")
 
 
-def _value_registers(queries: int, head_dim: int) -> int:
-    wanted = (4, 2, 1) if 4 * queries <= 24 else (2, 1) if 2 * queries <= 24 else (1,)
-    return next(r for r in wanted if head_dim % (LANES * r) == 0)
+def _registers(queries: int, head_dim: int, accumulators: int) -> str:
+    """Return how many registers of keys and of values a kernel works on at a time, as part of its name."""
+    fitting = [r for r in (4, 2, 1) if r * queries <= accumulators] or [1]
+    values = next(r for r in (*fitting, 1) if head_dim % (LANES * r) == 0)
+    return f"_k{min(2, fitting[0])}_v{values}"
 
 
 def _named(name: str) -> Kernel:
@@ -343,7 +354,7 @@ def _named(name: str) -> Kernel:
     return REGISTRY[name]
 
 
-NAMES = {"q": "QUERIES", "g": "HEADS_PER_KV", "v": "VALUE_REGISTERS"}
+NAMES = {"q": "QUERIES", "g": "HEADS_PER_KV", "k": "KEY_REGISTERS", "v": "VALUE_REGISTERS"}
 
 
 def find(name: str) -> Kernel:

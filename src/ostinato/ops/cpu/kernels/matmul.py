@@ -41,6 +41,7 @@ from ostinato.ops.cpu.simd import (
     load_f32,
     load_splat,
     multiply_pairs,
+    prefetch,
     registers,
     splat,
     splat_i32,
@@ -51,13 +52,19 @@ from ostinato.ops.cpu.simd import (
 )
 
 TILES = (1, 4, 8)
-"""Tokens a tile: 1 for decode, 8 for prefill, 4 for a few requests at once."""
+"""Tokens a tile: 1 for decode, the most for prefill, in between for a few requests at once."""
+
+
+def tiles(simd: str) -> tuple[int, ...]:
+    """Return the tiles that a path has registers for."""
+    return TILES if simd == "avx512" else TILES[:-1]
+
 
 # Constants of the variants, put in before compilation; PAIRS is of the target.
 T = 1
 LOW, GROUPS, SUBS, MINIMA, OFFSET, VALUE_BYTES, BLOCK_BYTES, CHAIN = 4, 1, 0, 0, 8, 256, 288, 8
 ELEMENT_BYTES, BRAIN = 2, 0
-PAIRS = 0
+PAIRS, AHEAD = 0, 0
 LISTED = 0
 
 FLIP_SIGNS = -0x7F7F7F80
@@ -104,6 +111,9 @@ def quantized_tile(
             lowest = minima_factors(block)
         for i in range(GROUPS):
             g = s * GROUPS + i
+            if T == 1 and AHEAD:
+                for line in static((VALUE_BYTES + 64) // 64):
+                    prefetch(block + i * VALUE_BYTES + AHEAD + 64 * line)
             dot = registers(T, splat_i32(0))
             pairs = registers(T, splat_i32(0))
             whole = registers(T, splat_i32(0))
