@@ -13,7 +13,7 @@ from ostinato.ops.cpu import host
 from ostinato.ops.cpu.buffers import Buffers, KVPool, RopeTable
 from ostinato.ops.cpu.instructions import encode
 from ostinato.ops.cpu.kernel import BATCH_FIELDS, Kernel
-from ostinato.ops.cpu.kernels import attention
+from ostinato.ops.cpu.kernels import attention, matmul
 from ostinato.ops.cpu.kernels.team import PROGRAM_WORDS, TEAM_KERNELS
 from ostinato.ops.cpu.library import Report, library
 from ostinato.ops.cpu.lower import Memory, lower
@@ -153,7 +153,12 @@ def _memory(
 ) -> Memory:
     """Reserve everything the instructions of a program point to."""
     queries = sizes.attention * _heads_per_kv(program)
-    scratch_bytes = padded(attention.scratch_bytes(queries, program.kv.head_dim))
+    scratch_bytes = padded(
+        max(
+            attention.scratch_bytes(queries, program.kv.head_dim),
+            matmul.scratch_bytes(max(program.widths.values())),
+        )
+    )
     scratch = Arena(threads * scratch_bytes)
     positions = num_blocks * BLOCK_TOKENS
     segments = -(-positions // attention.SEGMENT)

@@ -43,7 +43,7 @@ class TileSizes:
     def of(heads_per_kv: int, simd: str) -> TileSizes:
         """Return those of a model whose KV heads are each read by so many query heads."""
         queries = attention.queries(simd)
-        return TileSizes(matmul.tiles(simd), max(1, queries // heads_per_kv), attention.accumulators(simd))
+        return TileSizes(matmul.TILES, max(1, queries // heads_per_kv), attention.accumulators(simd))
 
     def all(self) -> Iterable[Tiles]:
         """Return tiles that between them need every kernel that any batch does."""
