@@ -60,6 +60,7 @@ class CpuExecutor:
         self._sizes = TileSizes.of(_heads_per_kv(program), self.library.target.simd)
         self.memory = _memory(program, tensors, self._sizes, num_blocks, max_batch_tokens, self.threads)
         self._batch = _BatchMemory(max_batch_tokens, num_blocks)
+        self._logits = self.memory.buffers.floats(LOGITS, max_batch_tokens)
         self._addresses = self.library.load(self._kernels(), report)
         self._programs: dict[Tiles, NDArray[np.int64]] = {}
         self._team = Team(self.threads, self.library)
@@ -81,7 +82,7 @@ class CpuExecutor:
             table.reach(longest)
         self._batch.fill(batch)
         self._run(self._program(self._sizes.for_batch(batch)))
-        return self.memory.buffers.floats(LOGITS, len(batch.logits_rows))
+        return self._logits[: len(batch.logits_rows)]
 
     def close(self) -> None:
         """End the threads. Calling it twice is harmless."""

@@ -58,7 +58,7 @@ class TileSizes:
         """
         num_tokens = len(batch.token_ids)
         tile, row_tile = self._product(num_tokens), self._product(len(batch.logits_rows))
-        if len(np.unique(batch.slot_of_token)) < num_tokens:
+        if num_tokens > 1 and not np.diff(batch.slot_of_token).all():
             return Tiles(tile, row_tile, self.attention, accumulators=self.accumulators)
         split = num_tokens <= SPLIT_TOKENS and int(batch.positions.max()) >= attention.SEGMENT
         return Tiles(tile, row_tile, 1, split, self.accumulators)
