@@ -13,7 +13,6 @@ from typing import Any
 from ostinato.answer import Completion
 from ostinato.chat.template import ChatTemplate
 from ostinato.chat.tokenizer import Tokenizer
-from ostinato.chat.vocabulary import read_chat_template
 from ostinato.config import DEFAULT_MODEL
 from ostinato.engine.engine import Engine
 from ostinato.engine.request import Request
@@ -48,14 +47,13 @@ class Model:
         self.threads = executor.threads
         self.simd = executor.library.target.simd
         self.weight_bytes_per_token = executor.memory.weights.bytes_per_token
-        self._metadata = file.metadata
         self._engine = Engine(executor, context_length)
         self._dispatcher = Dispatcher(self._engine)
 
     @property
     def has_template(self) -> bool:
         """Whether the model has a chat template; without one it is a base model, which completes text."""
-        return read_chat_template(self._metadata) is not None
+        return self.tokenizer.vocabulary.chat_template is not None
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -65,10 +63,7 @@ class Model:
             NoTemplateError: it has none: it is a base model, which completes text.
             TemplateError: its template is broken.
         """
-        tokenizer = self.tokenizer
-        return ChatTemplate.from_metadata(
-            self._metadata, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
-        )
+        return ChatTemplate.of(self.tokenizer.vocabulary)
 
     def generate(self, prompt: str | Sequence[int], options: Options = DEFAULTS) -> Completion:
         """Continue a raw text, or token ids, and return the whole answer; see `stream`."""
@@ -147,6 +142,7 @@ def load(
     threads: int | None = None,
     context_length: int | None = None,
     simd: str | None = None,
+    pre_tokenizer: str | None = None,
     progress: Progress | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> Model:
@@ -158,6 +154,7 @@ def load(
         context_length: the most tokens of prompt and answer together; by default what the model was trained
         for.
         simd: avx512, avx2 or generic; by default the best of this processor, or `OSTINATO_SIMD`.
+        pre_tokenizer: the rule by which text is cut into words, where the file names none or a wrong one.
         progress: told how far a download is.
         report: called with (kernels done, kernels in all) when kernels have to be compiled.
 
@@ -165,14 +162,14 @@ def load(
         ModelNotFoundError, DownloadError: the name leads nowhere, or cannot be fetched.
         ModelFileError, UnsupportedModelError: the file is damaged, or not of a kind that is built.
         KernelError: the kernels cannot be compiled.
-        InvalidRequestError: `threads`, `context_length` or `simd` is out of range.
+        InvalidRequestError: `threads`, `context_length`, `simd` or `pre_tokenizer` is not allowed.
     """
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise InvalidRequestError(f"threads is {threads}; 1 to {MAX_THREADS} are allowed", "threads")
     with open_gguf(resolve(name, progress=progress)) as file:
         program = build_program(file)
         context_length = _context_length(context_length, program.context_length)
-        tokenizer = Tokenizer.from_metadata(file.metadata)
+        tokenizer = Tokenizer.from_metadata(file.metadata, pre_tokenizer)
         if tokenizer.vocab_size != program.vocab_size:
             sizes = f"{tokenizer.vocab_size} tokens, the model {program.vocab_size}"
             raise ModelFileError(f"{file.path}: the tokenizer has {sizes}")

@@ -14,6 +14,7 @@ from fakes.vocabularies import smollm2
 from ostinato.chat.rendered import Rendered
 from ostinato.chat.template import ChatTemplate
 from ostinato.chat.tokenizer import Tokenizer
+from ostinato.chat.vocabulary import read_vocabulary
 from ostinato.errors import InvalidRequestError, NoTemplateError, TemplateError
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -316,8 +317,8 @@ def test_what_stands_behind_an_answer(name: str, behind: str) -> None:
 
 def test_a_model_without_a_template() -> None:
     with pytest.raises(NoTemplateError, match=r"base model.*--raw"):
-        ChatTemplate.from_metadata(smollm2(chat_template=None), **TOKENS)
-    assert ChatTemplate.from_metadata(smollm2(), **TOKENS, now=lambda: NOW).source == TEMPLATES["smollm2"]
+        ChatTemplate.of(read_vocabulary(smollm2(chat_template=None)))
+    assert ChatTemplate.of(read_vocabulary(smollm2()), now=lambda: NOW).source == TEMPLATES["smollm2"]
 
 
 def test_one_template_renders_many_times() -> None:
