@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.chat.vocabulary import read_chat_template
+from ostinato.chat.end_tokens import end_ids
+from ostinato.chat.vocabulary import read_chat_template, read_vocabulary
+from ostinato.errors import ModelFileError
 from ostinato.models.config import architecture
+from ostinato.sampling.defaults import gguf_defaults
 from ostinato.weights.gguf import open_gguf
 from ostinato.weights.sources import Progress, resolve
 from ostinato.weights.tensors import ModelFile
@@ -23,7 +26,11 @@ class TensorTypeShare:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model file at a glance. What the file does not say is None."""
+    """A model file at a glance. What the file does not say is None.
+
+    end_tokens: the texts of the tokens that end an answer, None where the tokenizer cannot be read. sampling:
+    what the makers say of it, None where they say nothing; ignored_sampling: what of that is ignored and why.
+    """
 
     path: Path
     size_bytes: int
@@ -34,6 +41,9 @@ class ModelCard:
     vocab_size: int | None
     tensor_types: dict[str, TensorTypeShare]
     has_template: bool
+    end_tokens: tuple[str, ...] | None
+    sampling: dict[str, float] | None
+    ignored_sampling: tuple[str, ...]
     licence: str | None
 
 
@@ -45,6 +55,7 @@ def describe(name: str, *, pull: bool = False, progress: Progress | None = None)
         ModelFileError: the file is damaged.
     """
     with open_gguf(resolve(name, pull=pull, progress=progress)) as file:
+        defaults = gguf_defaults(file.metadata)
         return ModelCard(
             path=file.path,
             size_bytes=file.path.stat().st_size,
@@ -55,8 +66,19 @@ def describe(name: str, *, pull: bool = False, progress: Progress | None = None)
             vocab_size=_length(file, "tokenizer.ggml.tokens"),
             tensor_types=_tensor_types(file),
             has_template=read_chat_template(file.metadata) is not None,
+            end_tokens=_end_tokens(file),
+            sampling=None if defaults.sampling is None else defaults.sampling.changed(),
+            ignored_sampling=defaults.ignored,
             licence=_text(file, "general.license"),
         )
+
+
+def _end_tokens(file: ModelFile) -> tuple[str, ...] | None:
+    try:
+        vocabulary = read_vocabulary(file.metadata)
+    except ModelFileError:  # which loading will say; the rest of the card is still true
+        return None
+    return tuple(vocabulary.tokens[token_id] for token_id in sorted(end_ids(vocabulary)))
 
 
 def _tensor_types(file: ModelFile) -> dict[str, TensorTypeShare]:

@@ -21,6 +21,8 @@ from ostinato.kvcache.blocks import blocks_for
 from ostinato.models import build_program
 from ostinato.ops.cpu.executor import CpuExecutor
 from ostinato.options import Options
+from ostinato.sampling.defaults import ModelDefaults, gguf_defaults
+from ostinato.sampling.params import SamplingParams
 from ostinato.stream import Dispatcher, Stream
 from ostinato.telemetry.timeline import Timeline, clock
 from ostinato.weights.gguf import open_gguf
@@ -35,15 +37,25 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Model:
-    """A model in memory, ready to write. Made by `load`; a context manager that closes it."""
+    """A model in memory, ready to write. Made by `load`; a context manager that closes it.
+
+    `defaults` is how its makers say to sample it, which is done where a request says nothing of sampling.
+    """
 
     def __init__(
-        self, name: str, file: ModelFile, tokenizer: Tokenizer, executor: CpuExecutor, context_length: int
+        self,
+        name: str,
+        file: ModelFile,
+        tokenizer: Tokenizer,
+        defaults: ModelDefaults,
+        executor: CpuExecutor,
+        context_length: int,
     ) -> None:
         self.name = name
         self.path = file.path
         self.context_length = context_length
         self.tokenizer = tokenizer
+        self.defaults = defaults
         self.threads = executor.threads
         self.simd = executor.library.target.simd
         self.weight_bytes_per_token = executor.memory.weights.bytes_per_token
@@ -123,7 +135,7 @@ class Model:
         stop_token_ids = frozenset(token_id for token_id in found if token_id is not None)
         request = Request(
             prompt_ids=tuple(prompt_ids),
-            sampling=options.sampling,
+            sampling=options.sampling or self.defaults.sampling or SamplingParams(),
             max_tokens=options.max_tokens,
             min_tokens=options.min_tokens,
             ignore_eos=options.ignore_eos,
@@ -181,7 +193,7 @@ def load(
             simd=simd,
             report=report,
         )
-        return Model(name, file, tokenizer, executor, context_length)
+        return Model(name, file, tokenizer, gguf_defaults(file.metadata), executor, context_length)
 
 
 def _context_length(asked: int | None, trained: int) -> int:

@@ -54,8 +54,9 @@ def parsed_ids(vocabulary: Vocabulary) -> dict[str, int]:
     return ids | {text: token_id for token_id, text in enumerate(vocabulary.tokens) if text in END_MARKERS}
 
 
-def end_ids(vocabulary: Vocabulary, parsed: TokenFinder) -> frozenset[int]:
+def end_ids(vocabulary: Vocabulary) -> frozenset[int]:
     """Return every token that ends an answer."""
+    parsed = TokenFinder(parsed_ids(vocabulary))
     control = vocabulary.ids_of(TokenType.CONTROL)
     ends = {token_id for token_id in control if vocabulary.tokens[token_id] in END_MARKERS}
     ends |= vocabulary.more_end_ids

@@ -130,7 +130,7 @@ class Tokenizer:
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """Every token that ends an answer."""
-        return end_ids(self.vocabulary, self._parsed)
+        return end_ids(self.vocabulary)
 
     def id_of_special(self, text: str) -> int | None:
         """Return the token written exactly so, where it is a control token or a user-defined one."""

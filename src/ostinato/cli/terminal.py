@@ -65,17 +65,27 @@ def as_json(model: Model, completion: Completion) -> dict[str, Any]:
     return {"model": model.name, "threads": model.threads, "simd": model.simd, **asdict(completion)}
 
 
-def load(name: str, threads: int | None, context_length: int | None = None) -> Model:
-    """Load a model, with progress bars for what takes long the first time."""
+def load(
+    name: str, threads: int | None, context_length: int | None = None, pre_tokenizer: str | None = None
+) -> Model:
+    """Load a model, with progress bars for what takes long; say what of its defaults is ignored."""
     import ostinato
 
     bars = Bars()
     try:
-        return ostinato.load(
-            name, threads=threads, context_length=context_length, progress=bars, report=bars.compiled
+        model = ostinato.load(
+            name,
+            threads=threads,
+            context_length=context_length,
+            pre_tokenizer=pre_tokenizer,
+            progress=bars,
+            report=bars.compiled,
         )
     finally:
         bars.finish()
+    if model.defaults.ignored:
+        say(f"ignored of the model's defaults: {'; '.join(model.defaults.ignored)}")
+    return model
 
 
 class Bars:
