@@ -22,11 +22,20 @@ from tokenizers import (
     trainers,
 )
 
-from fakes.vocabularies import CORPUS
+from fakes.vocabularies import BYTE, CONTROL, CORPUS, USER_DEFINED
+from ostinato.chat.scored_bpe import merges_of
 
 KINDS = ("bytewise", "metaspace", "always", "replace", "unigram")
+NORMAL = 1
 SPECIAL = ["<unk>", "<s>", "</s>", "<|turn|>"]
 _WORD = r"'s|'t| ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_RULES = {  # as in the published files
+    "smollm": (r"\p{N}", r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
+    "qwen2": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+}
 _MARKED = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
@@ -71,28 +80,18 @@ def add_to(name: str, index: int, **values: object) -> Callable[[Any], None]:
 
 
 def folder_of_gguf(metadata: dict[str, Any]) -> Path:
-    """Return a folder that says what the tokenizer keys of a byte-level GGUF file say."""
+    """Return a folder that says what the tokenizer keys of a GGUF file say, in the way of published ones."""
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-    plain = {text: token_id for token_id, text in enumerate(tokens) if types[token_id] == 1}
-    rules = {
-        "smollm": (r"\p{N}", r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
-    }
-    made = Tokenizer(
-        models.BPE(plain, [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]])
-    )
-    cuts = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in rules[metadata["tokenizer.ggml.pre"]]]
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
-    made.decoder = decoders.ByteLevel()
+    made = _bytewise_of(metadata) if metadata["tokenizer.ggml.model"] == "gpt2" else _scored_of(metadata)
     whole = json.loads(made.to_str())
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     whole["added_tokens"] = [
-        {"id": token_id, "content": text, "special": True, **flags}
+        {"id": token_id, "content": text, "special": types[token_id] == CONTROL, **flags}
         for token_id, text in enumerate(tokens)
-        if types[token_id] == 3
+        if types[token_id] in (CONTROL, USER_DEFINED)
     ]
     folder = Path(mkdtemp(prefix="ostinato-test-"))
-    (folder / "tokenizer.json").write_text(json.dumps(whole), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(json.dumps(whole, default=bool), encoding="utf-8")
     config = {
         "bos_token": tokens[metadata["tokenizer.ggml.bos_token_id"]],
         "eos_token": tokens[metadata["tokenizer.ggml.eos_token_id"]],
@@ -101,6 +100,31 @@ def folder_of_gguf(metadata: dict[str, Any]) -> Path:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+def _bytewise_of(metadata: dict[str, Any]) -> Tokenizer:
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    plain = {text: token_id for token_id, text in enumerate(tokens) if types[token_id] == NORMAL}
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    made = Tokenizer(models.BPE(plain, merges))
+    cuts = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in _RULES[metadata["tokenizer.ggml.pre"]]]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def _scored_of(metadata: dict[str, Any]) -> Tokenizer:
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    scores = metadata["tokenizer.ggml.scores"]
+    plain = [token_id for token_id in range(len(tokens)) if types[token_id] == NORMAL]
+    ranked = sorted(plain, key=lambda token_id: (-scores[token_id], token_id))
+    merges = list(merges_of({tokens[token_id]: rank for rank, token_id in enumerate(ranked)}))
+    ids = {text: token_id for token_id, text in enumerate(tokens) if types[token_id] in (NORMAL, BYTE)}
+    made = Tokenizer(models.BPE(ids, merges, byte_fallback=True))
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.decoder = _MARKED
+    return made
 
 
 def _trained(kind: str) -> Tokenizer:

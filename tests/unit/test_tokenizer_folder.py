@@ -160,6 +160,22 @@ def test_a_control_token_that_merges_could_make(kind: str) -> None:
     assert size not in reachable.encode("qu|") and size not in reachable.encode("a qu| b")
 
 
+def test_a_plain_token_with_the_text_of_an_end_marker_stays_plain() -> None:
+    def add(whole: dict[str, Any]) -> None:
+        model, size = whole["model"], len(whole["model"]["vocab"]) + 1  # one added token is behind it
+        merges = [["<", "E"], ["O", "T"], ["<E", "OT"], ["<EOT", ">"]]
+        letters = [letter for letter in "<EOT>" if letter not in model["vocab"]]
+        for text in [*letters, *map("".join, merges)]:
+            model["vocab"][text] = size
+            size += 1
+        model["merges"] = merges + model["merges"]
+
+    made = edited(folder("metaspace"), "tokenizer.json", add)
+    marker = oracle(made).token_to_id("<EOT>")
+    got = Tokenizer.from_folder(made).encode("a<EOT>b")
+    assert marker in got and got == oracle(made).encode("a<EOT>b", add_special_tokens=False).ids
+
+
 def test_the_same_as_with_the_gguf_route_on_a_real_vocabulary() -> None:
     """B68: a file and the tokenizer.json of the same model give the same ids."""
     metadata = smollm2()

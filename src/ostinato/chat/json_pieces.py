@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from ostinato.chat.byte_bpe import letter_bytes, library_encode
 from ostinato.chat.end_tokens import parsed_ids
 from ostinato.chat.folder import Description
-from ostinato.chat.vocabulary import Vocabulary
+from ostinato.chat.vocabulary import TokenType, Vocabulary
 from ostinato.errors import ModelFileError, UnsupportedModelError
 
 _HIDDEN = " \U0010ffff{}"
@@ -39,9 +39,10 @@ class JsonPieces:
         self.add_bos = bool(vocabulary.add_bos)
         self._space = _space_mark(description.whole)
         _check_control_tokens(description)
-        self._without_control = _without(description, set(parsed_ids(vocabulary).values()))
+        parsed = parsed_ids(vocabulary).values()
+        hidden = {token_id for token_id in parsed if vocabulary.types[token_id] != TokenType.NORMAL}
+        self._without_control = _without(description, hidden)
         self._encoder = _made(self._without_control)
-        self._ids = _moved_ids(self._encoder, self._without_control, description.tokens)
 
     def spell(self, text: str) -> str:
         """Return the text as `encode` wants it: as it is."""
@@ -50,8 +51,7 @@ class JsonPieces:
     def encode(self, text: str, *, at_start: bool = True) -> list[int]:
         """Return the ids of plain text; some vocabularies put a blank in front where no token precedes it."""
         encoder = self._encoder if at_start else self._later_encoder
-        ids = library_encode(encoder, text)
-        return [self._ids.get(token_id, token_id) for token_id in ids] if self._ids else ids
+        return library_encode(encoder, text)
 
     def prepare(self) -> Tokenizer:
         """Make the encoder of later stretches of a text, where it is another."""
@@ -107,22 +107,39 @@ def _check_control_tokens(description: Description) -> None:
 
 
 def _without(description: Description, hidden: set[int]) -> dict[str, Any]:
-    """Return the description without the hidden tokens, cutting, filling and adding nothing."""
+    """Return the description without the hidden tokens, cutting, filling and adding nothing.
+
+    The added tokens that remain are entered in the model's vocabulary: the library numbers those that are not
+    by their order, which is another now.
+    """
     whole, model = description.whole, dict(description.whole["model"])
+    added = [token for token in description.added if token["id"] not in hidden]
+    ids = {token["content"]: token["id"] for token in added if token["content"] not in description.tokens}
     names = {
         text: _HIDDEN.format(token_id) for text, token_id in description.tokens.items() if token_id in hidden
     }
     if description.kind == "BPE":
-        model["vocab"] = {names.get(text, text): token_id for text, token_id in description.tokens.items()}
+        own = {names.get(text, text): token_id for text, token_id in description.tokens.items()}
+        model["vocab"] = own | ids
         model["merges"] = _merges(model.get("merges"), names)
         unknown = model.get("unk_token")
         model["unk_token"] = names.get(unknown, unknown) if isinstance(unknown, str) else unknown
         model["dropout"] = None  # a device of training: the same text has the same ids
     else:
-        model["vocab"] = [[names.get(text, text), score] for text, score in model["vocab"]]
-    added = [token for token in description.added if token["id"] not in hidden]
+        model["vocab"] = _extended([[names.get(text, text), score] for text, score in model["vocab"]], ids)
     nothing = dict.fromkeys(("truncation", "padding", "post_processor"))
     return {**whole, **nothing, "model": model, "added_tokens": added}
+
+
+def _extended(rows: list[list[Any]], ids: Mapping[str, int]) -> list[list[Any]]:
+    """Return the pieces of a Unigram with those added whose ids lie behind, gaps between them filled.
+
+    They get the worst score there is: that of an unknown character is derived from it.
+    """
+    texts = {token_id: text for text, token_id in ids.items()}
+    worst = min((score for _, score in rows if isinstance(score, int | float)), default=0.0)
+    behind = range(len(rows), max(texts, default=-1) + 1)
+    return rows + [[texts.get(token_id, _HIDDEN.format(token_id)), worst] for token_id in behind]
 
 
 def _merges(merges: object, names: Mapping[str, str]) -> object:
@@ -144,16 +161,3 @@ def _made(description: Mapping[str, Any]) -> Tokenizer:
         return Tokenizer.from_str(json.dumps(description))
     except Exception as error:  # the library raises bare Exception
         raise ModelFileError(f"tokenizer.json cannot be used: {error}") from None
-
-
-def _moved_ids(encoder: Tokenizer, description: Mapping[str, Any], own: Mapping[str, int]) -> dict[int, int]:
-    """Return the true ids of added tokens, by those that the library gave them in a shorter list."""
-    moved = {}
-    for token in description["added_tokens"]:
-        given = encoder.token_to_id(token["content"])
-        if given != token["id"] and given is not None:
-            moved[given] = token["id"]
-    taken = moved.keys() & set(own.values())
-    if taken:
-        raise ModelFileError(f"tokenizer.json: two tokens have the id {min(taken)}")
-    return moved
