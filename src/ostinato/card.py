@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostinato.chat.end_tokens import end_ids
-from ostinato.chat.vocabulary import read_chat_template, read_vocabulary
+from ostinato.chat.sources import defaults_of, vocabulary_of
+from ostinato.chat.vocabulary import Vocabulary, read_chat_template
 from ostinato.errors import ModelFileError
 from ostinato.models.config import architecture
-from ostinato.sampling.defaults import gguf_defaults
 from ostinato.weights.gguf import open_gguf
 from ostinato.weights.sources import Progress, resolve
 from ostinato.weights.tensors import ModelFile
@@ -55,7 +55,7 @@ def describe(name: str, *, pull: bool = False, progress: Progress | None = None)
         ModelFileError: the file is damaged.
     """
     with open_gguf(resolve(name, pull=pull, progress=progress)) as file:
-        defaults = gguf_defaults(file.metadata)
+        vocabulary, defaults = _vocabulary(file), defaults_of(file.path, file.metadata)
         return ModelCard(
             path=file.path,
             size_bytes=file.path.stat().st_size,
@@ -63,21 +63,28 @@ def describe(name: str, *, pull: bool = False, progress: Progress | None = None)
             architecture=architecture(file),
             parameters=sum(tensor.num_elements for tensor in file.tensors.values()),
             context_length=_number(file, f"{architecture(file)}.context_length"),
-            vocab_size=_length(file, "tokenizer.ggml.tokens"),
+            vocab_size=None if vocabulary is None else len(vocabulary.tokens),
             tensor_types=_tensor_types(file),
-            has_template=read_chat_template(file.metadata) is not None,
-            end_tokens=_end_tokens(file),
+            has_template=_template(file, vocabulary) is not None,
+            end_tokens=None if vocabulary is None else _end_tokens(vocabulary),
             sampling=None if defaults.sampling is None else defaults.sampling.changed(),
             ignored_sampling=defaults.ignored,
             licence=_text(file, "general.license"),
         )
 
 
-def _end_tokens(file: ModelFile) -> tuple[str, ...] | None:
+def _vocabulary(file: ModelFile) -> Vocabulary | None:
     try:
-        vocabulary = read_vocabulary(file.metadata)
+        return vocabulary_of(file.path, file.metadata)
     except ModelFileError:  # which loading will say; the rest of the card is still true
         return None
+
+
+def _template(file: ModelFile, vocabulary: Vocabulary | None) -> str | None:
+    return read_chat_template(file.metadata) if vocabulary is None else vocabulary.chat_template
+
+
+def _end_tokens(vocabulary: Vocabulary) -> tuple[str, ...]:
     return tuple(vocabulary.tokens[token_id] for token_id in sorted(end_ids(vocabulary)))
 
 
@@ -100,8 +107,3 @@ def _text(file: ModelFile, key: str) -> str | None:
 def _number(file: ModelFile, key: str) -> int | None:
     value = file.metadata.get(key)
     return value if isinstance(value, int) else None
-
-
-def _length(file: ModelFile, key: str) -> int | None:
-    value = file.metadata.get(key)
-    return len(value) if isinstance(value, list) else None

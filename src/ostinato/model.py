@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from ostinato.answer import Completion
+from ostinato.chat.sources import defaults_of, tokenizer_of
 from ostinato.chat.template import ChatTemplate
 from ostinato.chat.tokenizer import Tokenizer
 from ostinato.config import DEFAULT_MODEL
@@ -21,7 +22,7 @@ from ostinato.kvcache.blocks import blocks_for
 from ostinato.models import build_program
 from ostinato.ops.cpu.executor import CpuExecutor
 from ostinato.options import Options
-from ostinato.sampling.defaults import ModelDefaults, gguf_defaults
+from ostinato.sampling.defaults import ModelDefaults
 from ostinato.sampling.params import SamplingParams
 from ostinato.stream import Dispatcher, Stream
 from ostinato.telemetry.timeline import Timeline, clock
@@ -181,7 +182,9 @@ def load(
     with open_gguf(resolve(name, progress=progress)) as file:
         program = build_program(file)
         context_length = _context_length(context_length, program.context_length)
-        tokenizer = Tokenizer.from_metadata(file.metadata, pre_tokenizer)
+        tokenizer = tokenizer_of(
+            file.path, file.metadata, vocab_size=program.vocab_size, pre_tokenizer=pre_tokenizer
+        )
         if tokenizer.vocab_size != program.vocab_size:
             sizes = f"{tokenizer.vocab_size} tokens, the model {program.vocab_size}"
             raise ModelFileError(f"{file.path}: the tokenizer has {sizes}")
@@ -193,7 +196,7 @@ def load(
             simd=simd,
             report=report,
         )
-        return Model(name, file, tokenizer, gguf_defaults(file.metadata), executor, context_length)
+        return Model(name, file, tokenizer, defaults_of(file.path, file.metadata), executor, context_length)
 
 
 def _context_length(asked: int | None, trained: int) -> int:

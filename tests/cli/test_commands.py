@@ -172,6 +172,15 @@ def test_the_card_shows_defaults_and_end_tokens(capsys: Capture) -> None:
     assert card["sampling"] is None and "<|im_end|>" in card["end_tokens"]
 
 
+def test_the_card_of_a_model_whose_tokenizer_is_not_built(capsys: Capture) -> None:
+    path = str(write_model("other", smollm2(model="bert")))
+    assert call("models", "show", path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "end tokens     unknown" in lines and "chat template  yes" in lines
+    assert call("run", "-m", path, "Hello") == 1
+    assert "'bert': this kind of tokenizer is not built" in one_error_line(capsys)
+
+
 def test_a_file_whose_rule_for_words_is_unknown(capsys: Capture) -> None:
     """B68: an error that says how to go on, and going on so."""
     path = str(write_model("unnamed", smollm2(pre="mystery")))
