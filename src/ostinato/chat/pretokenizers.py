@@ -4,7 +4,8 @@ Knows the regular expressions and the defaults that come with a name. Must not k
 rule is to add a line to `RULES`. Next on the request's path: `byte_bpe.py`.
 
 The expressions are facts of the published tokenizers (the `pre_tokenizer` entries of their `tokenizer.json`);
-the names are those that GGUF files carry in `tokenizer.ggml.pre`.
+the names are those that GGUF files carry in `tokenizer.ggml.pre`. Where llama.cpp approximates an expression
+(the letter cases of `tekken` and `gpt-4o`, for other than ASCII), the published one is followed.
 """
 
 from __future__ import annotations
