@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +14,33 @@ from ostinato.weights.quants import TENSOR_TYPES, Bytes, TensorType
 from ostinato.weights.tensors import MetadataValue, Tensor
 
 TYPES: Mapping[str, TensorType] = {t.name: t for t in TENSOR_TYPES.values() if t.is_supported}
-_BLOCK_FLOATS = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 1}
-"""How many float16 factors a block of a quantised type begins with."""
+
+
+class Factors(NamedTuple):
+    """A block's float16 factors: where they begin, how many, the mean of what the first one scales (what the
+    second must make up for) and the standard deviation of a block's numbers whose first factor is 1.
+    """
+
+    begin: int
+    count: int
+    centre: float
+    spread: float
+
+
+FACTORS: Mapping[str, Factors] = {
+    "Q4_0": Factors(0, 1, 0, 8),
+    "Q4_1": Factors(0, 2, -7.5, 8),
+    "Q5_0": Factors(0, 1, 0, 9),
+    "Q5_1": Factors(0, 2, -15.5, 9),
+    "Q8_0": Factors(0, 1, 0, 74),
+    "Q2_K": Factors(80, 2, 1.5, 17),
+    "Q3_K": Factors(108, 1, 0, 43),
+    "Q4_K": Factors(0, 2, 7.5, 260),
+    "Q5_K": Factors(0, 2, 15.5, 530),
+    "Q6_K": Factors(208, 1, 0, 1380),
+    "IQ4_NL": Factors(0, 1, 0, 67),
+    "IQ4_XS": Factors(0, 1, 0, 1260),
+}
 
 
 def random_bytes(type_name: str, count: int, rng: np.random.Generator, scale: float = 1.0) -> Bytes:
@@ -23,8 +49,10 @@ def random_bytes(type_name: str, count: int, rng: np.random.Generator, scale: fl
     Quantised types get every pattern of value bits, and block factors of both signs, zero and subnormal.
     """
     kind = TYPES[type_name]
-    if type_name in _BLOCK_FLOATS:
-        return _random_blocks(kind, count // kind.block_size, rng, scale)
+    if type_name in FACTORS:
+        return _random_blocks(kind, FACTORS[type_name], count // kind.block_size, rng, scale)
+    if type_name == "MXFP4":
+        return _random_mxfp4(kind, count // kind.block_size, rng, scale)
     numbers = (rng.standard_normal(count) * scale).astype(np.float32)
     numbers[rng.random(count) < 0.03] = 0
     if type_name == "BF16":
@@ -32,17 +60,23 @@ def random_bytes(type_name: str, count: int, rng: np.random.Generator, scale: fl
     return numbers.astype(np.float16 if type_name == "F16" else np.float32).view(np.uint8)
 
 
-def _random_blocks(kind: TensorType, blocks: int, rng: np.random.Generator, scale: float) -> Bytes:
+def _random_blocks(
+    kind: TensorType, factors: Factors, blocks: int, rng: np.random.Generator, scale: float
+) -> Bytes:
     raw = rng.integers(0, 256, (blocks, kind.block_bytes), np.uint8)
-    spread = scale / (74 if kind.name == "Q8_0" else 8)  # of the values, whose bits are uniform
-    factors = rng.standard_normal((blocks, _BLOCK_FLOATS[kind.name])) * spread
+    numbers = rng.standard_normal((blocks, factors.count)) * (scale / factors.spread)
     special = rng.random(blocks)
-    factors[special < 0.02] = 0
-    factors[special > 0.98] = 3e-7
-    if kind.name == "Q4_1":
-        factors[:, 1] -= factors[:, 0] * 7.5
-    factors16 = factors.astype("<f2")
-    raw[:, : 2 * factors16.shape[1]] = factors16.view(np.uint8)
+    numbers[special < 0.02] = 0
+    numbers[special > 0.98] = 3e-7
+    numbers[:, 1:] += numbers[:, :1] * factors.centre
+    raw[:, factors.begin : factors.begin + 2 * factors.count] = numbers.astype("<f2").view(np.uint8)
+    return raw.reshape(-1)
+
+
+def _random_mxfp4(kind: TensorType, blocks: int, rng: np.random.Generator, scale: float) -> Bytes:
+    raw = rng.integers(0, 256, (blocks, kind.block_bytes), np.uint8)
+    raw[:, 0] = 126 + round(math.log2(scale)) + rng.integers(-2, 2, blocks)  # of a power of two times 2**-128
+    raw[rng.random(blocks) < 0.02, 0] = 0
     return raw.reshape(-1)
 
 

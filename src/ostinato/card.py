@@ -9,8 +9,9 @@ from ostinato.chat.end_tokens import end_ids
 from ostinato.chat.sources import defaults_of, vocabulary_of
 from ostinato.chat.vocabulary import Vocabulary, read_chat_template
 from ostinato.errors import ModelFileError
-from ostinato.models.config import architecture
-from ostinato.weights.gguf import open_gguf
+from ostinato.models.keys import architecture
+from ostinato.weights.opened import open_model
+from ostinato.weights.quantize import format_named, quantized
 from ostinato.weights.sources import Progress, resolve
 from ostinato.weights.tensors import ModelFile
 
@@ -47,24 +48,31 @@ class ModelCard:
     licence: str | None
 
 
-def describe(name: str, *, pull: bool = False, progress: Progress | None = None) -> ModelCard:
+def describe(
+    name: str, *, pull: bool = False, quantize: str | None = None, progress: Progress | None = None
+) -> ModelCard:
     """Return the card of a model, by built-in name, `hf:` name or path; fetch it first only with `pull`.
+
+    With `quantize`, q8_0 or q4_1, the tensor types are those that it is loaded to.
 
     Raises:
         ModelNotFoundError, DownloadError: the name leads nowhere, or cannot be fetched.
         ModelFileError: the file is damaged.
+        InvalidRequestError: `quantize` is not known, or the file has nothing to quantise.
     """
-    with open_gguf(resolve(name, pull=pull, progress=progress)) as file:
+    target = None if quantize is None else format_named(quantize)
+    with open_model(resolve(name, pull=pull, progress=progress)) as file:
+        loaded = file if target is None else quantized(file, target)
         vocabulary, defaults = _vocabulary(file), defaults_of(file.path, file.metadata)
         return ModelCard(
             path=file.path,
-            size_bytes=file.path.stat().st_size,
+            size_bytes=file.size_bytes,
             title=_text(file, "general.name"),
             architecture=architecture(file),
             parameters=sum(tensor.num_elements for tensor in file.tensors.values()),
             context_length=_number(file, f"{architecture(file)}.context_length"),
             vocab_size=None if vocabulary is None else len(vocabulary.tokens),
-            tensor_types=_tensor_types(file),
+            tensor_types=_tensor_types(loaded),
             has_template=_template(file, vocabulary) is not None,
             end_tokens=None if vocabulary is None else _end_tokens(vocabulary),
             sampling=None if defaults.sampling is None else defaults.sampling.changed(),

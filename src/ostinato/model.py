@@ -26,7 +26,8 @@ from ostinato.sampling.defaults import ModelDefaults
 from ostinato.sampling.params import SamplingParams
 from ostinato.stream import Dispatcher, Stream
 from ostinato.telemetry.timeline import Timeline, clock
-from ostinato.weights.gguf import open_gguf
+from ostinato.weights.opened import open_model
+from ostinato.weights.quantize import format_named, quantized
 from ostinato.weights.sources import Progress, resolve
 from ostinato.weights.tensors import ModelFile
 
@@ -156,6 +157,7 @@ def load(
     context_length: int | None = None,
     simd: str | None = None,
     pre_tokenizer: str | None = None,
+    quantize: str | None = None,
     progress: Progress | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> Model:
@@ -168,6 +170,7 @@ def load(
         for.
         simd: avx512, avx2 or generic; by default the best of this processor, or `OSTINATO_SIMD`.
         pre_tokenizer: the rule by which text is cut into words, where the file names none or a wrong one.
+        quantize: q8_0 or q4_1: what matrices of floats become while loading; by default they stay.
         progress: told how far a download is.
         report: called with (kernels done, kernels in all) when kernels have to be compiled.
 
@@ -175,12 +178,15 @@ def load(
         ModelNotFoundError, DownloadError: the name leads nowhere, or cannot be fetched.
         ModelFileError, UnsupportedModelError: the file is damaged, or not of a kind that is built.
         KernelError: the kernels cannot be compiled.
-        InvalidRequestError: `threads`, `context_length`, `simd` or `pre_tokenizer` is not allowed.
+        InvalidRequestError: `threads`, `context_length`, `simd`, `pre_tokenizer` or `quantize` is not
+            allowed, or there is nothing to quantise.
     """
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise InvalidRequestError(f"threads is {threads}; 1 to {MAX_THREADS} are allowed", "threads")
-    with open_gguf(resolve(name, progress=progress)) as file:
-        program = build_program(file)
+    target = None if quantize is None else format_named(quantize)
+    with open_model(resolve(name, progress=progress)) as opened:
+        file = opened if target is None else quantized(opened, target)
+        program = build_program(file, context_length)
         context_length = _context_length(context_length, program.context_length)
         tokenizer = tokenizer_of(
             file.path, file.metadata, vocab_size=program.vocab_size, pre_tokenizer=pre_tokenizer

@@ -9,7 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from fakes.tiny_gguf import CONTEXT, base_model, chat_model, opinionated_model, write_model
+from fakes.tiny_gguf import (
+    CONTEXT,
+    base_model,
+    chat_model,
+    float_model,
+    opinionated_model,
+    write_model,
+)
 from fakes.vocabularies import smollm2
 
 from ostinato.cli.app import main
@@ -214,6 +221,7 @@ def page(folder: Path) -> str:
 def test_a_bad_model_is_one_line_and_exit_1(
     make: object, command: tuple[str, ...], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """(B61, B63)"""
     name = make(tmp_path)  # type: ignore[operator]
     arguments = (*command, name) if command[0] == "models" else (*command, "-m", name)
     feed(monkeypatch, b"Hello")
@@ -308,6 +316,24 @@ def test_bench_reports_medians_and_the_share_of_the_limit(capsys: Capture) -> No
     assert min(result["prefill_tps"], result["decode_tps"], result["decode_bandwidth_share"]) > 0
     assert call(*arguments) == 0
     assert "prefill" in capsys.readouterr().out
+
+
+def test_quantize(capsys: Capture) -> None:
+    """A file of floats is shown and run in eight or four bits; what cannot be quantised is refused."""
+    path = str(float_model())
+    assert call("models", "show", path, "--json", "--quantize", "q8_0") == 0
+    assert json.loads(capsys.readouterr().out)["tensor_types"].keys() == {"Q8_0", "F32"}
+    answers = []
+    for flags in ((), ("--quantize", "q8_0"), ("--quantize", "q4_1")):
+        assert call("run", "Hello", "-m", path, "-n", "4", "--json", *flags) == 0
+        answers.append(json.loads(capsys.readouterr().out)["usage"]["completion_tokens"])
+    assert answers == [4, 4, 4]
+    for flags, message in (
+        (("-m", path, "--quantize", "q5_k"), "error: quantize is 'q5_k'; allowed: q8_0, q4_1"),
+        (("-m", str(chat_model()), "--quantize", "q8_0"), "has no matrices of floats"),
+    ):
+        assert call("run", "Hello", *flags) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_doctor_tells_about_machine_cache_and_models(capsys: Capture) -> None:

@@ -23,6 +23,12 @@ def chat_model() -> Path:
 
 
 @cache
+def float_model() -> Path:
+    """Return a file of float16 matrices, with a chat template."""
+    return write_model("float", smollm2(), kind="F16")
+
+
+@cache
 def base_model() -> Path:
     """Return the same model without a chat template."""
     return write_model("base", smollm2(chat_template=None))
@@ -35,15 +41,15 @@ def opinionated_model() -> Path:
     return write_model("opinionated", {**smollm2(), **said})
 
 
-def write_model(name: str, tokenizer: dict[str, object], context: int = CONTEXT) -> Path:
-    """Write a model with these tokenizer keys to a folder of its own."""
-    shape = TinyShape(width=32, hidden=64, heads=2, kv_heads=1, vocab=VOCAB, type="Q8_0")
+def write_model(name: str, tokenizer: dict[str, object], context: int = CONTEXT, kind: str = "Q8_0") -> Path:
+    """Write a model with these tokenizer keys to a folder of its own, its matrices of one type."""
+    shape = TinyShape(width=32, hidden=64, heads=2, kv_heads=1, vocab=VOCAB, type=kind)
     model = tiny_llama(shape)
     path = Path(mkdtemp(prefix="ostinato-test-")) / f"{name}.gguf"
     writer = GGUFWriter(path, "llama")
     for key, value in {**model.metadata, "llama.context_length": context, **tokenizer}.items():
         if key != "general.architecture":
-            _add(writer, key, value)
+            add_key(writer, key, value)
     for tensor in model.tensors.values():
         writer.add_tensor(
             tensor.name,
@@ -59,7 +65,8 @@ def write_model(name: str, tokenizer: dict[str, object], context: int = CONTEXT)
     return path
 
 
-def _add(writer: GGUFWriter, key: str, value: object) -> None:
+def add_key(writer: GGUFWriter, key: str, value: object) -> None:
+    """Write one metadata value, in the type that its Python type suggests."""
     if isinstance(value, np.ndarray):
         writer.add_array(key, value.tolist())
     elif isinstance(value, list):

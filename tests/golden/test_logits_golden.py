@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from models import model_path
-from numpy.typing import NDArray
+from scoring import (
+    LOGPROB_BOUND,
+    NLL_BOUND,
+    NUM_BLOCKS,
+    continuation,
+    golden_texts,
+    log_softmax,
+    logits_of,
+)
 
 from ostinato.models import build_program
-from ostinato.ops.batch import Executor, ForwardBatch
 from ostinato.ops.cpu.executor import CpuExecutor
 from ostinato.ops.program import Program
 from ostinato.ops.reference import ReferenceExecutor
 from ostinato.weights.gguf import open_gguf
 from ostinato.weights.tensors import ModelFile
 
-DATA = Path(__file__).parents[1] / "data" / "logits_smollm2.json"
-GOLDEN: dict[str, dict[str, Any]] = json.loads(DATA.read_text())
-CHUNK, NUM_BLOCKS = 256, 64
-BLOCKS = np.random.default_rng(0).permutation(NUM_BLOCKS).tolist()
-
-LOGPROB_BOUND = 2e-3
-"""Of every listed log-probability: float32 sums in another order, and four decimals in the data."""
-
-NLL_BOUND = 1e-3
-"""Of the mean negative log-likelihood of a text."""
+GOLDEN = golden_texts("smollm2")
 
 KL_BOUND = 0.0035
 """Mean divergence of the fast executor from the reference in nats: of positions in a text, then of texts."""
@@ -89,29 +85,6 @@ def measure(model: Model, golden: dict[str, Any]) -> Measured:
         last = exact[-1]
     greedy = continuation(model.reference, ids, int(last.argmax()), len(golden["greedy24"]))
     return Measured(max(errors), len(errors), -float(np.mean(likelihoods)), greedy, divergences)
-
-
-def logits_of(executor: Executor, ids: list[int], chunk: int = CHUNK) -> Iterator[NDArray[np.float32]]:
-    """Run a text, and yield the logits of all its tokens, a chunk at a time."""
-    for start in range(0, len(ids), chunk):
-        part = ids[start : start + chunk]
-        yield executor.forward(ForwardBatch.single(part, start, BLOCKS, list(range(len(part)))))
-
-
-def continuation(executor: Executor, ids: list[int], token_id: int, length: int) -> list[int]:
-    """Return `length` tokens, each the likeliest after those before it; the first is given."""
-    written = [token_id]
-    while len(written) < length:
-        position = len(ids) + len(written) - 1
-        written.append(int(executor.forward(ForwardBatch.single(written[-1:], position, BLOCKS))[0].argmax()))
-    return written
-
-
-def log_softmax(x: NDArray[np.float32]) -> NDArray[np.float64]:
-    y = x.astype(np.float64)
-    y -= y.max(axis=-1, keepdims=True)
-    y -= np.log(np.exp(y).sum(axis=-1, keepdims=True))
-    return y
 
 
 @pytest.mark.parametrize("text", GOLDEN)

@@ -13,9 +13,8 @@ from harness import FUSED_PATHS, PATHS, Array, Floats, Guarded, Runner, batch_fi
 from ostinato.models.rope import rope_frequencies
 from ostinato.ops import reference
 from ostinato.ops.batch import BLOCK_TOKENS, ForwardBatch
-from ostinato.ops.cpu.executor import MAX_QUERIES
 from ostinato.ops.cpu.kernels import kv
-from ostinato.ops.cpu.kernels.attention import SEGMENT, attention_kernel, scratch_bytes
+from ostinato.ops.cpu.kernels.attention import SEGMENT, attention_kernel, queries, scratch_bytes
 
 ATTENTION_BOUND = 1e-5
 """Of attention, relative to the largest value: scores of ordinary size are sums of up to 256 products."""
@@ -36,7 +35,7 @@ NOT_A_NUMBER = np.array([0xFFFF], np.uint16).view(np.float16)[0]
 
 def tile_tokens(heads_per_kv: int) -> int:
     """The tokens of a large tile, as the executor chooses it."""
-    return max(1, MAX_QUERIES // heads_per_kv)
+    return max(1, queries("avx512") // heads_per_kv)
 
 
 @cache
@@ -77,7 +76,7 @@ class Layer:
         self.guarded = Guarded()
         shape = (num_blocks, self.LAYERS, self.KV_HEADS, 2, BLOCK_TOKENS * head_dim)
         self.pool = self.guarded.copy(np.full(shape, NOT_A_NUMBER))
-        self.scratch_bytes = scratch_bytes(max(heads_per_kv, MAX_QUERIES), head_dim)
+        self.scratch_bytes = scratch_bytes(max(heads_per_kv, queries("avx512")), head_dim)
         self.scratch = self.guarded.copy(np.full(2 * self.scratch_bytes, 0xFF, np.uint8))
         self.scale = head_dim**-0.5
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from ostinato.errors import InvalidRequestError, UnsupportedModelError
 from ostinato.models import build_program
 from ostinato.ops.batch import ForwardBatch
 from ostinato.ops.cpu.executor import CpuExecutor
+from ostinato.weights.quantize import FORMATS, quantized
+from ostinato.weights.quants import Bytes
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 
@@ -62,6 +66,46 @@ def test_the_model_file_is_not_needed_any_more() -> None:
         raw[:] = 0xFF
     np.testing.assert_array_equal(one.forward(whole()), before)
     one.close()
+
+
+class Watched:
+    """Makes a tensor's bytes, and notes how many of those that were made are still in memory."""
+
+    alive = 0
+    most = 0
+
+    def __init__(self, convert: Callable[[], Bytes]) -> None:
+        self.convert = convert
+
+    def __call__(self) -> Bytes:
+        made = self.convert()
+        Watched.alive += 1
+        Watched.most = max(Watched.most, Watched.alive)
+        weakref.finalize(made, self.forget)
+        return made
+
+    @staticmethod
+    def forget() -> None:
+        Watched.alive -= 1
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantised_while_loading_is_as_quantised_before(name: str) -> None:
+    """The same bits, and the bytes of one tensor at a time."""
+    shape = TinyShape(type="F16", types={"down": "BF16", "embd": "Q8_0"})
+    lazy = dict(quantized(tiny_llama(shape), FORMATS[name]).tensors)
+    eager = {n: replace(t, data=t.load(), convert=None) for n, t in lazy.items()}
+    assert sum(t.convert is not None for t in lazy.values()) == 15
+    for tensor_name, tensor in lazy.items():
+        if tensor.convert is not None:
+            lazy[tensor_name] = replace(tensor, convert=Watched(tensor.convert))
+    logits = []
+    for tensors in (lazy, eager):
+        one = executor(TinyFile(tiny_llama(shape).metadata, tensors))
+        logits.append(one.forward(whole()).copy())
+        one.close()
+    np.testing.assert_array_equal(*logits)
+    assert (Watched.most, Watched.alive) == (1, 0)
 
 
 def test_two_models_side_by_side() -> None:

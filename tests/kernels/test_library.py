@@ -28,7 +28,7 @@ from ostinato.ops.cpu.library import Library, cache_folder, library, read_object
 QUICK = [take_rows, find("rms_norm")]
 """Kernels that take no time to compile."""
 
-ATTENTION = ["attention_q8_g1_v1", "attention_q8_g2_v1", "attention_q6_g3_v4"]
+ATTENTION = ["attention_q8_g1_v1", "attention_q8_g2_v1", "attention_q6_g3_v4", "segments_g3_v4"]
 """Variants that other tests need too, on every path."""
 
 MAY_CALL = {"sched_yield", "memcpy", "memset", "memmove"}
@@ -256,7 +256,7 @@ class Elf:
 def test_no_kernel_can_raise(simd: str) -> None:
     """A kernel calls nothing but these functions: no Python exception, no helper of Numba's."""
     target = host.target(simd)
-    names = [name for name in REGISTRY if not name.startswith("attention_")] + ATTENTION
+    names = [name for name in REGISTRY if not name.startswith(("attention_", "segments_"))] + ATTENTION
     kernels = [find(name) for name in names]
     library(target).load(kernels)
     calls = {}

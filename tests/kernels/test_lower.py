@@ -15,8 +15,9 @@ from ostinato.ops.batch import BLOCK_TOKENS
 from ostinato.ops.cpu.buffers import Buffers, KVPool, RopeTable
 from ostinato.ops.cpu.instructions import Instruction, barriers
 from ostinato.ops.cpu.kernels import attention
-from ostinato.ops.cpu.lower import Memory, Tiles, lower
+from ostinato.ops.cpu.lower import Memory, lower
 from ostinato.ops.cpu.memory import Arena
+from ostinato.ops.cpu.tiles import Tiles
 from ostinato.ops.cpu.weights import PackedWeights
 from ostinato.ops.program import (
     LOGITS,
@@ -49,6 +50,7 @@ def memory_for(program: Program, tensors: dict[str, Tensor]) -> Memory:
         rope_tables={turn: RopeTable(*turn, 4 * BLOCK_TOKENS) for turn in ropes},
         scratch=Arena(2 * size),
         scratch_bytes=size,
+        states=Arena(4096),
     )
 
 
@@ -225,9 +227,9 @@ def test_keys_rotated_while_stored_are_quantised_anew() -> None:
 
 def test_a_type_without_kernels_is_an_error() -> None:
     program, tensors = program_of([Embed("x", Weight("a"))], a=F16)
-    kind = type(tensors["a"].type)("Q3_K", 11, 256, 110)
+    kind = type(tensors["a"].type)("IQ3_S", 21, 256, 110)
     tensors["a"] = Tensor("a", (64, 64), kind, tensors["a"].data, 0)
-    with pytest.raises(UnsupportedModelError, match=r"tensor 'a' is of type Q3_K"):
+    with pytest.raises(UnsupportedModelError, match=r"tensor 'a' is of type IQ3_S"):
         PackedWeights(program, tensors)
 
 
@@ -246,7 +248,8 @@ def test_operands_lie_within_their_memory(shape: TinyShape) -> None:
     arenas += [table.arena for table in memory.rope_tables.values()]
     sources = [range(t.data.ctypes.data, t.data.ctypes.data + 1) for t in file.tensors.values()]
     inside = [range(arena.address, arena.address + len(arena.bytes)) for arena in arenas] + sources
-    for instruction in [*memory.weights.instructions, *lower(program, memory, TILES)]:
+    packing = [instruction for part in memory.weights.packing(file.tensors) for instruction in part]
+    for instruction in [*packing, *lower(program, memory, TILES)]:
         for name, value in instruction.values.items():
             if isinstance(value, int) and value > 1 << 20:
                 assert any(value in addresses for addresses in inside), (instruction.kernel.name, name)
@@ -263,7 +266,8 @@ def test_buffers_do_not_overlap(width: int) -> None:
         assert buffer.stride % 16 == 0 and 0 <= buffer.stride - buffer.width < 16
         runs.append((buffer.address, 13 * 4 * buffer.stride))
         runs.append((q.values, 13 * 32 * groups))
-        runs += [(address, 13 * 4 * groups) for address in (q.scales, q.scaled_sums, q.integer_sums)]
+        runs += [(address, 13 * 4 * groups) for address in (q.scales, q.scaled_sums)]
+        runs.append((q.integer_sums, 13 * 8 * groups))
     runs.sort()
     ends = [start + size for start, size in runs]
     assert all(end <= start for end, (start, _) in zip(ends, runs[1:], strict=False))

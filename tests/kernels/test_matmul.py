@@ -20,7 +20,7 @@ from harness import (
     runner,
     same_bits,
 )
-from tiny import TYPES, random_bytes
+from tiny import FACTORS, TYPES, random_bytes
 
 from ostinato.ops.cpu.kernels.common import GROUP
 from ostinato.ops.cpu.kernels.matmul import MATMUL, TILES
@@ -30,6 +30,9 @@ from ostinato.ops.cpu.simd import LANES
 from ostinato.ops.reference import pairs_to_halves
 
 ROWS = (1, 15, 16, 17, 50)
+VALUES = {"Q4_1": (4, 20), "Q5_1": (4, 24), "Q2_K": (16, 80), "Q4_K": (16, 144), "Q5_K": (16, 176)}
+"""Where the values lie in a block of the types that have minima."""
+
 SPARE = TILES[-1]
 """Rows behind the last token that a tile may read, and write garbage to."""
 
@@ -44,22 +47,24 @@ class Matrix:
     """A random matrix: its numbers, the sizes of what they are sums of, and its packed bytes."""
 
     def __init__(
-        self, simd: str, type_name: str, rows: int, columns: int, seed: int = 0, paired_heads: int = 0
-    ) -> None:
+        self, simd: str, type_name: str, rows: int, columns: int, seed: int = 0, paired_heads: int = 0,
+        raw: Array | None = None,
+    ) -> None:  # fmt: skip
         rng, guarded = np.random.default_rng([seed, rows, columns]), Guarded()
         self.layout, self.rows, self.columns = LAYOUTS[type_name], rows, columns
-        self.raw = random_bytes(type_name, rows * columns, rng)
+        self.raw = random_bytes(type_name, rows * columns, rng) if raw is None else raw
         self.numbers = TYPES[type_name].dequantize(self.raw, (rows, columns)).astype(np.float64)
+        self.sizes = np.abs(self.numbers)
+        if type_name in VALUES:
+            minima = self._minima(type_name)
+            self.sizes = np.abs(self.numbers - minima) + np.abs(minima)
         if paired_heads:
             self.numbers = pairs_to_halves(self.numbers, paired_heads)
-        self.sizes = np.abs(self.numbers)
-        if self.layout.minima:
-            minima = self.raw.reshape(-1, 20)[:, 2:4].copy().view(np.float16).astype(np.float64)
-            self.sizes += 2 * np.abs(minima).repeat(GROUP, axis=1).reshape(rows, columns)
+            self.sizes = pairs_to_halves(self.sizes, paired_heads)
         self.packed = guarded.copy(np.zeros(self.layout.packed_bytes(rows, columns), np.uint8))
         count = {"groups": columns // GROUP} if self.layout.quantized else {"columns": columns}
         runner(simd)(
-            PACK[self.layout],
+            PACK[type_name],
             self.panels,
             source=guarded.copy(self.raw, shift=1 if self.layout.quantized else 2),
             packed=self.packed,
@@ -68,6 +73,13 @@ class Matrix:
             **count,
         )
         guarded.check()
+
+    def _minima(self, type_name: str) -> Array:
+        """The numbers that values of 0 would stand for."""
+        kind, (begin, end) = TYPES[type_name], VALUES[type_name]
+        blocks = self.raw.reshape(-1, kind.block_bytes).copy()
+        blocks[:, begin:end] = 0
+        return kind.dequantize(blocks.reshape(-1), (self.rows, self.columns)).astype(np.float64)
 
     @property
     def panels(self) -> int:
@@ -104,19 +116,21 @@ class Activations:
 
         if not self.quantized:
             return {"x": with_spare(self.floats, np.nan), "x_stride": self.floats.shape[1]}
-        sums = self.values.sum(axis=-1, dtype=np.int32)
+        halves = self.values.reshape(*self.values.shape[:2], 2, 16).sum(axis=-1, dtype=np.int32)
+        sums = halves.sum(axis=-1, dtype=np.int32)
         return {
             "values": with_spare(self.values, -128),
             "scales": with_spare(self.scales, np.nan),
             "scaled_sums": with_spare(self.scales * sums.astype(np.float32), np.nan),
-            "integer_sums": with_spare(sums, 77),
+            "integer_sums": with_spare(halves, 77),
         }
 
 
 def multiply(
-    simd: str, matrix: Matrix, x: Activations, tile: int, before: Floats | None = None, by_rows: bool = False
-) -> Floats:
-    """Return y (tokens, panels · 16), or `before` + y; check that nothing else was written."""
+    simd: str, matrix: Matrix, x: Activations, tile: int, before: Floats | None = None, by_rows: bool = False,
+    bias: Floats | None = None, scale: float = 1.0,
+) -> Floats:  # fmt: skip
+    """Return scale · (y + bias) (tokens, panels · 16), or `before` + …; check that nothing else is hit."""
     tokens, guarded = len(x.numbers), Guarded()
     y = guarded.empty((tokens + 2 * SPARE, matrix.panels * LANES))
     if before is not None:
@@ -132,6 +146,8 @@ def multiply(
         y=y,
         y_stride=y.shape[1],
         accumulate=int(before is not None),
+        bias=0 if bias is None else bias,
+        scale=scale,
         **count,
         **x.fields(),
     )
@@ -146,9 +162,16 @@ def bound(matrix: Matrix, x: Activations) -> Array:
     return (terms + 4) * HALF_ULP * (np.abs(x.numbers) @ matrix.sizes.T) + 1e-44
 
 
+def wide(type_name: str) -> int:
+    """The fewest columns of a quantised type, and 32 of others."""
+    return LAYOUTS[type_name].columns
+
+
 def shapes(type_name: str) -> Iterator[tuple[int, int, int]]:
     """Rows, columns and tokens: all values of each, in changing company."""
-    widths = [GROUP * g for g in range(1, 6)] if LAYOUTS[type_name].quantized else [1, 7, 33, 40, 96]
+    layout = LAYOUTS[type_name]
+    widths = [layout.columns * g for g in range(1, 6)] if layout.quantized else [1, 7, 33, 40, 96]
+    widths = widths[: 3 if layout.groups > 1 else 5]
     for i, (rows, columns) in enumerate(product(ROWS, widths)):
         yield rows, columns, i % 9 + 1
 
@@ -171,11 +194,12 @@ def test_products(simd: str, type_name: str, tile: int) -> None:
 @pytest.mark.parametrize("type_name", LAYOUTS)
 def test_every_number_of_tokens(simd: str, type_name: str) -> None:
     """Alone or in company, first or last of a tile of any size, a token has the same bits."""
-    matrix = Matrix(simd, type_name, 50, 96)
-    x = Activations.random(9, 96, matrix.layout.quantized)
+    columns = 3 * wide(type_name)
+    matrix = Matrix(simd, type_name, 50, columns)
+    x = Activations.random(9, columns, matrix.layout.quantized)
     whole = multiply(simd, matrix, x, TILES[-1])
     for tile, tokens in product(TILES, range(1, 10)):
-        part = Activations.random(9, 96, matrix.layout.quantized)
+        part = Activations.random(9, columns, matrix.layout.quantized)
         first = 9 - tokens
         part = Activations(
             part.quantized, *(a[first:] for a in (part.numbers, part.floats, part.values, part.scales))
@@ -188,20 +212,23 @@ def test_every_number_of_tokens(simd: str, type_name: str) -> None:
 def test_bits_are_the_same_on_all_paths_that_fuse(type_name: str) -> None:
     results = []
     for simd in FUSED_PATHS or PATHS[:1]:
-        matrix = Matrix(simd, type_name, 50, 160)
-        results.append(multiply(simd, matrix, Activations.random(9, 160, matrix.layout.quantized), TILES[-1]))
+        matrix = Matrix(simd, type_name, 50, 5 * wide(type_name))
+        x = Activations.random(9, matrix.columns, matrix.layout.quantized)
+        results.append(multiply(simd, matrix, x, TILES[-1]))
     assert all(same_bits(results[0], other) for other in results[1:])
 
 
 @pytest.mark.parametrize("type_name", LAYOUTS)
 def test_items_can_be_dealt_out(simd: str, type_name: str) -> None:
     """Each panel on its own gives what all at once do, and touches only its own columns."""
-    matrix = Matrix(simd, type_name, 50, 64)
-    x = Activations.random(3, 64, matrix.layout.quantized)
+    columns = 2 * wide(type_name)
+    matrix = Matrix(simd, type_name, 50, columns)
+    x = Activations.random(3, columns, matrix.layout.quantized)
     whole = multiply(simd, matrix, x, 4)
     y = np.zeros((4 + SPARE, matrix.panels * LANES), np.float32)
-    count = {"groups": 2} if matrix.layout.quantized else {"columns": 64}
+    count = {"groups": columns // GROUP} if matrix.layout.quantized else {"columns": columns}
     common = {"by_rows": 0, "weights": matrix.packed, "y": y, "y_stride": y.shape[1], "accumulate": 0}
+    common |= {"bias": 0, "scale": 1.0}
     for panel in (2, 0, 3, 1):
         untouched = np.delete(y, np.s_[panel * LANES : (panel + 1) * LANES], axis=1)
         runner(simd).part(
@@ -220,8 +247,9 @@ def test_items_can_be_dealt_out(simd: str, type_name: str) -> None:
 @pytest.mark.parametrize("type_name", LAYOUTS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_token_that_is_no_number_spoils_only_itself(simd: str, type_name: str, bad: float) -> None:
-    matrix = Matrix(simd, type_name, 50, 64)
-    x = Activations.random(8, 64, matrix.layout.quantized)
+    columns = 2 * wide(type_name)
+    matrix = Matrix(simd, type_name, 50, columns)
+    x = Activations.random(8, columns, matrix.layout.quantized)
     clean = multiply(simd, matrix, x, 8)
     x.floats[3, 5] = x.scales[3, 1] = bad
     y = multiply(simd, matrix, x, 8)
@@ -229,33 +257,35 @@ def test_a_token_that_is_no_number_spoils_only_itself(simd: str, type_name: str,
     assert same_bits(np.delete(y, 3, axis=0), np.delete(clean, 3, axis=0))
 
 
+@pytest.mark.parametrize("type_name", LAYOUTS)
+def test_bias_and_scale(simd: str, type_name: str) -> None:
+    matrix = Matrix(simd, type_name, 50, wide(type_name))
+    x = Activations.random(3, matrix.columns, matrix.layout.quantized)
+    plain = multiply(simd, matrix, x, 4)
+    bias = np.random.default_rng(1).standard_normal(plain.shape[1]).astype(np.float32)
+    want = (plain + bias) * np.float32(0.3)
+    assert same_bits(multiply(simd, matrix, x, 4, bias=bias, scale=0.3), want)
+    assert same_bits(multiply(simd, matrix, x, 4, before=plain, bias=bias, scale=0.3), plain + want)
+
+
 @pytest.mark.parametrize("type_name", QUANTIZED)
-def test_extreme_values_are_exact(simd: str, type_name: str) -> None:
-    """All weights and activations at the ends of their ranges: no sum of bytes may saturate."""
-    kind, layout = TYPES[type_name], LAYOUTS[type_name]
+def test_no_sum_of_bytes_overflows(simd: str, type_name: str) -> None:
+    """All weights and activations at the ends of their ranges."""
+    kind, columns = TYPES[type_name], wide(type_name)
     for weight, activation in product((0x00, 0x7F, 0x80, 0xFF), (-127, 127)):
         raw = np.full((16, kind.block_bytes), weight, np.uint8)
-        raw[:, :2] = np.array([1.0], np.float16).view(np.uint8)
-        if layout.minima:
-            raw[:, 2:4] = 0
-        matrix = Matrix(simd, type_name, 16, GROUP)
-        runner(simd)(
-            PACK[layout],
-            1,
-            source=raw,
-            packed=matrix.packed,
-            rows=16,
-            groups=1,
-            paired_dim=0,
-        )
-        numbers = kind.dequantize(raw.reshape(-1), (16, GROUP)).astype(np.float64)
-        values = np.full((8, 1, GROUP), activation, np.int8)
-        x = Activations(
-            True, values.reshape(8, GROUP), np.zeros((8, 1), np.float32), values, np.ones((8, 1), "f4")
-        )
+        if type_name in FACTORS:
+            begin, count = FACTORS[type_name].begin, FACTORS[type_name].count
+            raw[:, begin : begin + 2 * count] = np.array([1, 0][:count], np.float16).view(np.uint8)
+        else:
+            raw[:, 0] = 128
+        matrix = Matrix(simd, type_name, 16, columns, raw=raw.reshape(-1))
+        values = np.full((8, columns // GROUP, GROUP), activation, np.int8)
+        ones = np.ones(values.shape[:2], np.float32)
+        x = Activations(True, values.reshape(8, columns).astype(np.float64), ones, values, ones)
         for tile in TILES:
-            y = multiply(simd, matrix, x, tile)
-            np.testing.assert_array_equal(y, x.numbers @ numbers.T)
+            error = np.abs(multiply(simd, matrix, x, tile) - x.numbers @ matrix.numbers.T)
+            assert (error <= bound(matrix, x)).all(), (weight, activation, tile)
 
 
 # -- packing -------------------------------------------------------------------------------------------------
@@ -264,27 +294,20 @@ def test_extreme_values_are_exact(simd: str, type_name: str) -> None:
 @pytest.mark.parametrize("type_name", LAYOUTS)
 def test_rotary_pairs_become_halves(simd: str, type_name: str) -> None:
     for heads, head_dim in ((3, 16), (2, 80), (1, 2), (5, 6)):
-        matrix = Matrix(simd, type_name, heads * head_dim, 64, paired_heads=heads)
-        x = Activations.random(2, 64, matrix.layout.quantized)
+        columns = 2 * wide(type_name)
+        matrix = Matrix(simd, type_name, heads * head_dim, columns, paired_heads=heads)
+        x = Activations.random(2, columns, matrix.layout.quantized)
         error = np.abs(multiply(simd, matrix, x, 4)[:, : matrix.rows] - x.numbers @ matrix.numbers.T)
         assert (error <= bound(matrix, x)).all()
 
 
-@pytest.mark.parametrize("type_name", QUANTIZED)
-def test_packed_groups_hold_the_bits_of_the_file(simd: str, type_name: str) -> None:
-    matrix, groups = Matrix(simd, type_name, 17, 96), 3
-    layout, size = matrix.layout, TYPES[type_name].block_bytes
-    heads = 2 + 2 * layout.minima
-    blocks = matrix.raw.reshape(17, groups, size)
-    packed = matrix.packed.reshape(2, groups, layout.group_bytes)
-    registers = packed[..., : 64 * layout.bits].reshape(2, groups, layout.bits, LANES, 4)
-    by_row = registers.transpose(0, 3, 1, 2, 4).reshape(2 * LANES, groups, 4 * layout.bits)
-    flip = 0x80 if layout.bits == 8 else 0
-    assert same_bits(by_row[:17] ^ np.uint8(flip), np.ascontiguousarray(blocks[..., heads:]))
-    factors = packed[..., 64 * layout.bits :].reshape(2, groups, -1, LANES, 2)
-    by_row = factors.transpose(0, 3, 1, 2, 4).reshape(2 * LANES, groups, heads)
-    assert same_bits(np.ascontiguousarray(by_row[:17]), np.ascontiguousarray(blocks[..., :heads]))
-    assert not by_row[17:].any()
+@pytest.mark.parametrize("type_name", LAYOUTS)
+def test_packed_weights_take_hardly_more_than_the_file_s(type_name: str) -> None:
+    """6-bit sub-scales become bytes; nothing else grows."""
+    kind, layout = TYPES[type_name], LAYOUTS[type_name]
+    packed = layout.packed_bytes(16, 256) * 8 / (16 * 256)
+    assert packed <= kind.block_bytes * 8 / kind.block_size + 0.125
+    assert packed <= {"Q4_K": 4.65, "Q6_K": 6.6}.get(type_name, 32)
 
 
 @pytest.mark.parametrize("type_name", FLOATING)

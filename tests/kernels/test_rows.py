@@ -51,7 +51,7 @@ class Quantised:
         groups = width // GROUP
         self.values = guarded.empty((count, groups, GROUP), np.int8)
         self.scales, self.scaled_sums = (guarded.empty((count, groups)) for _ in range(2))
-        self.integer_sums = guarded.empty((count, groups), np.int32)
+        self.integer_sums = guarded.empty((count, groups, 2), np.int32)
 
     def fields(self) -> dict[str, Array]:
         return {name: getattr(self, name) for name in ("values", "scales", "scaled_sums", "integer_sums")}
@@ -73,25 +73,30 @@ def quantised(run: Runner, x: Floats) -> Quantised:
 # -- embedding and choice of rows ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [32, 96, 160])
+@pytest.mark.parametrize("blocks", [1, 3, 5])
 @pytest.mark.parametrize("type_name", LAYOUTS)
-def test_an_embedding_is_the_file_s_row(run: Runner, type_name: str, columns: int) -> None:
-    """Bit for bit as the decoder of the tensor's type gives it."""
+def test_an_embedding_is_the_file_s_row(run: Runner, type_name: str, blocks: int) -> None:
+    """Bit for bit as the decoder of the tensor's type gives it, times a scale."""
     vocabulary, layout, guarded = 50, LAYOUTS[type_name], Guarded()
+    columns = blocks * layout.columns
     if not layout.quantized:
         columns -= 9
     raw = random_bytes(type_name, vocabulary * columns, np.random.default_rng(columns))
     packed = np.zeros(layout.packed_bytes(vocabulary, columns), np.uint8)
     size = {"groups": columns // GROUP} if layout.quantized else {"columns": columns}
-    run(PACK[layout], 4, source=raw, packed=packed, rows=vocabulary, paired_dim=0, **size)
+    run(PACK[type_name], 4, source=raw, packed=packed, rows=vocabulary, paired_dim=0, **size)
     token_ids = np.array([0, 49, 1, 15, 16, 17, 49, *range(50)], np.int32)
     stride = -(-columns // LANES) * LANES
     x = guarded.empty((len(token_ids), stride))
     batch = {"token_ids": token_ids}
-    run(rows.EMBED[layout], len(token_ids), batch=batch, weights=packed, x=x, stride=stride, **size)
-    guarded.check()
+    if layout.quantized:
+        size |= {"scratch": guarded.empty(64), "scratch_bytes": 0}
     numbers = TYPES[type_name].dequantize(raw, (vocabulary, columns))
-    assert same_bits(x[:, :columns].copy(), numbers[token_ids])
+    for scale in (1.0, 24.5):
+        values = {"weights": packed, "x": x, "stride": stride, "scale": scale, **size}
+        run(rows.EMBED[layout], len(token_ids), batch=batch, **values)
+        guarded.check()
+        assert same_bits(x[:, :columns].copy(), numbers[token_ids] * np.float32(scale))
 
 
 def test_rows_are_taken_as_they_are(run: Runner) -> None:
@@ -185,7 +190,7 @@ def gated(run: Runner, gate: Floats, up: Floats) -> Floats:
     guarded, (count, stride) = Guarded(), gate.shape
     y = guarded.empty(gate.shape)
     items = count * stride // LANES
-    run(rows.gated_silu, items, gate=guarded.copy(gate), up=guarded.copy(up), y=y, stride=stride)
+    run(rows.GATED["silu"], items, gate=guarded.copy(gate), up=guarded.copy(up), y=y)
     guarded.check()
     return y
 
@@ -212,7 +217,7 @@ def test_gated_unit_then_quantised(run: Runner) -> None:
     guarded = Guarded()
     twin = Quantised(guarded, 64, 96)
     fields = {"gate": guarded.copy(gate), "up": guarded.copy(up), "stride": 96, "groups": 3}
-    run(rows.gated_silu_quantize, 64 * 3, **fields, **twin.fields())
+    run(rows.GATED_QUANTIZE["silu"], 64 * 3, **fields, **twin.fields())
     guarded.check()
     assert twin.same_as(quantised(run, gated(run, gate, up)))
 

@@ -11,6 +11,7 @@ from harness import PATHS, Array, Floats, Guarded, Runner, own_kernel, same_bits
 from ostinato.ops.cpu import host
 from ostinato.ops.cpu.simd import (
     LANES,
+    add_pairs,
     atomic_add,
     atomic_exchange,
     atomic_load,
@@ -18,7 +19,7 @@ from ostinato.ops.cpu.simd import (
     atomic_swap,
     bits_of,
     dot4,
-    dot4_small,
+    dot4_signed,
     f32,
     float_of,
     fma,
@@ -29,17 +30,22 @@ from ostinato.ops.cpu.simd import (
     get_i64,
     get_u8,
     get_u16,
+    in_order,
     lane_numbers,
     largest_magnitude,
     load_bf16,
     load_bytes4,
     load_f16,
     load_f32,
+    load_i8,
     load_i32,
     load_splat,
+    load_u8,
+    look_up,
     max_lanes,
     maximum,
     minimum,
+    multiply_pairs,
     pause,
     prefetch,
     registers,
@@ -58,6 +64,7 @@ from ostinato.ops.cpu.simd import (
     store_i32,
     sum_lanes,
     sum_lanes_i32,
+    sum_pairs,
     to_f32,
     to_i32,
     where_below,
@@ -68,12 +75,16 @@ from ostinato.ops.cpu.simd import (
 FLOAT_NAMES = (
     "add sub mul div fma maximum minimum where_below where_less sum_lanes max_lanes largest_magnitude"
 )
-INTEGER_NAMES = "add sub mul and or xor right_3 left_3 right left dot4 dot4_small to_i32 bits_of sum_lanes"
+INTEGER_NAMES = "add sub mul and or xor right_3 left_3 right left dot4 dot4_signed to_i32 bits_of sum_lanes"
 FLOAT_RESULTS = [*FLOAT_NAMES.split(), "sqrt", "load_splat"]
+BYTE_NAMES = "multiply_pairs add_pairs sum_pairs in_order look_up load_i8 load_u8"
 INTEGER_RESULTS = [*INTEGER_NAMES.split(), "lane_numbers", "load_bytes4", "splat_i32", "registers"]
+INTEGER_RESULTS += BYTE_NAMES.split()
 """What the first two kernels below write, register after register."""
 
-SMALL = 0x7F7F7F7F
+SMALL, NIBBLES = 0x7F7F7F7F, 0x0F0F0F0F
+FIRST, SECOND = 0x7F01FE80_0102FF00, -0x1122334455667788
+"""A table of 16 bytes."""
 
 
 def float_instructions(first: int, last: int, a: int, b: int, c: int, i: int, limit: int, out: int) -> None:
@@ -101,7 +112,7 @@ def integer_instructions(first: int, last: int, a: int, b: int, c: int, f: int, 
     for n in range(first, last):
         x, y, acc = load_i32(a + 64 * n), load_i32(b + 64 * n), load_i32(c + 64 * n)
         number = load_f32(f + 64 * n)
-        to = out + 19 * 64 * n
+        to = out + 26 * 64 * n
         store_i32(to, x + y)
         store_i32(to + 64, x - y)
         store_i32(to + 128, x * y)
@@ -113,7 +124,7 @@ def integer_instructions(first: int, last: int, a: int, b: int, c: int, f: int, 
         store_i32(to + 512, x >> bits)
         store_i32(to + 576, x << bits)
         store_i32(to + 640, dot4(acc, x, y))
-        store_i32(to + 704, dot4_small(acc, x & splat_i32(SMALL), y))
+        store_i32(to + 704, dot4_signed(acc, x, y))
         store_i32(to + 768, to_i32(number))
         store_i32(to + 832, bits_of(float_of(x)))
         store_i32(to + 896, splat_i32(sum_lanes_i32(x)))
@@ -124,6 +135,14 @@ def integer_instructions(first: int, last: int, a: int, b: int, c: int, f: int, 
         for j in static(3):
             sums[j] = sums[j] + splat_i32(j)
         store_i32(to + 1152, sums[0] * sums[1] * sums[2])
+        pairs = multiply_pairs(x & splat_i32(SMALL), y)
+        store_i32(to + 1216, pairs)
+        store_i32(to + 1280, add_pairs(x, y))
+        store_i32(to + 1344, sum_pairs(acc, y))
+        store_i32(to + 1408, in_order(x))
+        store_i32(to + 1472, look_up(x & splat_i32(NIBBLES), FIRST, SECOND))
+        store_i32(to + 1536, load_i8(a + 64 * n + 21))
+        store_i32(to + 1600, load_u8(a + 64 * n + 21))
 
 
 def conversions(
@@ -285,6 +304,13 @@ def bytes_of(x: Array, kind: type) -> Array:
     return x.view(kind).reshape(*x.shape, 4).astype(np.int64)
 
 
+def shorts(x: Array, pairs: bool = False) -> Array:
+    """16-bit numbers, or sums of two, as the lanes of registers."""
+    if pairs:
+        x = x.reshape(len(x), -1, 2).sum(axis=-1, dtype=np.int16)
+    return np.ascontiguousarray(x).view(np.int32)
+
+
 def random_words(count: int, seed: int) -> Array:
     """Registers of random bytes, the first of them all pairs of extreme ones."""
     rng = np.random.default_rng(seed)
@@ -321,7 +347,8 @@ def test_integer_instructions(run: Runner, bits: int) -> None:
     guarded.check()
     got = dict(zip(INTEGER_RESULTS, out.swapaxes(0, 1), strict=True))
     unsigned = a.view(np.uint32)
-    small = a & SMALL
+    small, table = a & SMALL, np.array([FIRST, SECOND]).view(np.uint8)
+    next_bytes = a.view(np.uint8)[:, 21:37]
     with np.errstate(over="ignore"):
         expected = {
             "add": a + b,
@@ -344,12 +371,19 @@ def test_integer_instructions(run: Runner, bits: int) -> None:
             "load_bytes4": a[:, 5:6].repeat(LANES, axis=1),
             "splat_i32": a[:, :1].repeat(LANES, axis=1),
             "registers": np.full_like(a, 5 * 6 * 7),
+            "multiply_pairs": shorts(small.view(np.uint8).astype(np.int16) * b.view(np.int8), pairs=True),
+            "add_pairs": shorts(a.view(np.int16) + b.view(np.int16)),
+            "sum_pairs": c + b.view(np.int16).reshape(*b.shape, 2).sum(axis=-1, dtype=np.int32),
+            "in_order": a,
+            "look_up": table[(a & NIBBLES).view(np.uint8)].view(np.int32),
+            "load_i8": next_bytes.view(np.int8),
+            "load_u8": next_bytes,
         }
     for name, want in expected.items():
         np.testing.assert_array_equal(got[name], want, err_msg=name)
     allowed = (bytes_of(b, np.int8) > -128).all(axis=-1)
-    dot = c + (bytes_of(small, np.uint8) * bytes_of(b, np.int8)).sum(axis=-1)
-    np.testing.assert_array_equal(got["dot4_small"][allowed], dot[allowed])
+    dot = c + (bytes_of(a, np.int8) * bytes_of(b, np.int8)).sum(axis=-1)
+    np.testing.assert_array_equal(got["dot4_signed"][allowed], dot[allowed])
     assert allowed.mean() > 0.3
 
 

@@ -192,11 +192,13 @@ class TestSoundFiles:
             assert model.tensors["b"].dequantize().tolist() == [1.0]
 
     def test_extra_bytes_at_the_end_and_gaps_are_accepted(self, save: Save) -> None:
+        """(B63)"""
         tensors = [TensorSpec("late", [8], offset=256), TensorSpec("early", [8], offset=64)]
         with open_gguf(save(small_file(tensors=tensors, data=bytes(288)).raw + bytes(5000))) as model:
             assert [tensor.nbytes for tensor in model.tensors.values()] == [32, 32]
 
     def test_unsupported_type_opens_and_is_named_when_used(self, save: Save) -> None:
+        """(B67)"""
         file = build([], [TensorSpec("mixed", [256], 16)], bytes(66))
         with open_gguf(save(file.raw)) as model:
             assert model.tensors["mixed"].nbytes == 66
@@ -293,6 +295,8 @@ class TestLifetime:
 
 
 class TestNotAGGUFFile:
+    """What is no model at all. (B61, B63)"""
+
     def test_missing_file(self, tmp_path: Path) -> None:
         for path in (tmp_path / "none.gguf", Path(__file__) / "model.gguf"):
             with pytest.raises(ModelNotFoundError) as caught:
@@ -363,6 +367,8 @@ class TestNotAGGUFFile:
 
 
 class TestHeader:
+    """Magic, version and counts. (B61)"""
+
     @pytest.mark.parametrize("version", [0, 1, 4, 99, 2**32 - 1])
     def test_version(self, save: Save, version: int) -> None:
         message = fault(save(small_file(version=version).raw))
@@ -393,6 +399,8 @@ class TestHeader:
 
 
 class TestMetadata:
+    """Keys, types, lengths and nesting. (B61)"""
+
     @pytest.mark.parametrize("length", HUGE)
     @pytest.mark.parametrize(
         "field",
@@ -585,6 +593,8 @@ class TestTensors:
 
 
 class TestTruncation:
+    """Files that end too soon. (B63)"""
+
     def test_every_cut_is_a_fault(self, save: Save) -> None:
         raw = small_file().raw
         for length in range(1, len(raw)):

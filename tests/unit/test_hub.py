@@ -25,6 +25,7 @@ from ostinato.errors import DownloadError, ModelNotFoundError, OstinatoError
 from ostinato.weights import hub_cache
 from ostinato.weights.hub_names import PREFERENCE, HubName, choose, parse
 from ostinato.weights.locks import file_lock
+from ostinato.weights.part_names import part_names
 from ostinato.weights.sources import InstalledModel, installed, remove, resolve
 
 MODEL = b"GGUF" + bytes(range(256)) * 3000
@@ -117,7 +118,9 @@ class TestChoice:
             (["m-BF16.gguf", "m-F16.gguf"], "m-BF16.gguf"),
             (["m.Q4_K_M.gguf", "mmproj-m.Q8_0.gguf", "m.imatrix.gguf"], "m.Q4_K_M.gguf"),
             (["Q2_K/m-Q2_K.gguf", "Q4_K_M/m-Q4_K_M.gguf"], "Q4_K_M/m-Q4_K_M.gguf"),
-            (["m-Q4_K_M-00001-of-00002.gguf", "m-Q4_K_M-00002-of-00002.gguf", "m-Q2_K.gguf"], "m-Q2_K.gguf"),
+            (["m-Q4_K_M-00001-of-00002.gguf", "m-Q2_K.gguf"], "m-Q2_K.gguf"),
+            ([*part_names("m-Q4_K_M-00001-of-00002.gguf"), "m-Q2_K.gguf"], "m-Q4_K_M-00001-of-00002.gguf"),
+            (part_names("m-00001-of-00003.gguf")[::-1], "m-00001-of-00003.gguf"),
             (["m-00001-of-00001.gguf"], "m-00001-of-00001.gguf"),
         ],
     )
@@ -133,8 +136,8 @@ class TestChoice:
     @pytest.mark.parametrize(
         ("files", "message"),
         [
-            (["README.md"], "hf:o/r has no GGUF file; look for a GGUF repository"),
-            (["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"], "00002.gguf is a piece of a split GGUF"),
+            (["README.md"], "hf:o/r has no GGUF file of a whole model; look for a GGUF repository"),
+            (["m-00002-of-00002.gguf"], "hf:o/r has no GGUF file of a whole model"),
             (["b.gguf", "a.gguf"], "several GGUF files, name one as hf:o/r/FILE: a.gguf, b.gguf"),
             (["a.Q8_0.gguf", "b.Q8_0.gguf", "c.F16.gguf"], "FILE: a.Q8_0.gguf, b.Q8_0.gguf, c.F16.gguf"),
             ([f"{i:02}.gguf" for i in range(40)], "10.gguf, 11.gguf and 28 more"),
@@ -223,6 +226,56 @@ class TestFetching:
         assert hub.ranges == [0]
 
 
+class TestParts:
+    """A model in three files of different lengths."""
+
+    @pytest.fixture
+    def parts(self, hub: FakeHub) -> dict[str, bytes]:
+        names = part_names("deep/m-00001-of-00003.gguf")
+        contents = {name: OTHER[: 9000 + 1000 * number] for number, name in enumerate(names)}
+        hub.repos["owner/split"] = {"README.md": b"# split", **contents}
+        return contents
+
+    @pytest.mark.parametrize("asked", ["", "/deep/m-00001-of-00003.gguf", "/deep/m-00003-of-00003.gguf"])
+    def test_any_name_fetches_all(self, hub: FakeHub, parts: dict[str, bytes], asked: str) -> None:
+        progress = Recorder()
+        path = resolve(f"hf:owner/split{asked}", progress=progress)
+        assert path.name == "m-00001-of-00003.gguf"
+        assert [path.with_name(Path(name).name).read_bytes() for name in parts] == list(parts.values())
+        assert progress.label == "hf:owner/split/deep/m-00001-of-00003.gguf"
+        assert progress.position == progress.total_bytes == sum(map(len, parts.values()))
+        hub.requests.clear()
+        assert resolve(f"hf:owner/split{asked}", pull=False) == path
+        assert hub.requests == []
+
+    def test_they_are_one_model(self, parts: dict[str, bytes]) -> None:
+        path, name = resolve("hf:owner/split"), "hf:owner/split/deep/m-00001-of-00003.gguf"
+        size_bytes = sum(map(len, parts.values()))
+        assert installed() == [InstalledModel(name, path, size_bytes, "hub")]
+        assert remove("hf:owner/split/deep/m-00002-of-00003.gguf") >= size_bytes
+        assert installed() == [] and not hub_cache.repo_folder("owner/split").exists()
+
+    def test_a_broken_fetch_is_taken_up(self, hub: FakeHub, parts: dict[str, bytes]) -> None:
+        third = parts["deep/m-00003-of-00003.gguf"]
+        hub.served[third] = third[:-1] + b"x"
+        assert "m-00003-of-00003.gguf is not as the hub lists it" in refused("hf:owner/split")
+        assert installed() == []
+        assert hub_cache.find_cached(parse("hf:owner/split/deep/m-00001-of-00003.gguf")) is None
+        hub.served.clear()
+        hub.ranges.clear()
+        resolve("hf:owner/split")
+        assert len(installed()) == 1 and len(hub.ranges) == 1
+
+    def test_what_a_broken_fetch_left_can_be_removed(self, hub: FakeHub, parts: dict[str, bytes]) -> None:
+        third = parts["deep/m-00003-of-00003.gguf"]
+        hub.served[third] = third[:-1] + b"x"
+        refused("hf:owner/split")
+        assert remove("hf:owner/split/deep/m-00001-of-00003.gguf") >= sum(map(len, parts.values())) - len(
+            third
+        )
+        assert not hub_cache.repo_folder("owner/split").exists()
+
+
 class TestRefusals:
     def test_no_such_repository(self, hub: FakeHub) -> None:
         assert refused("hf:owner/nothing") == (
@@ -236,9 +289,13 @@ class TestRefusals:
             "its GGUF files: model-Q4_K_M.gguf"
         )
 
-    def test_a_piece_of_a_split_model(self, hub: FakeHub) -> None:
+    def test_a_part_of_a_split_model_that_lacks_another(self, hub: FakeHub) -> None:
         hub.repos["owner/repo"]["m-00001-of-00003.gguf"] = OTHER
-        assert "is a piece of a split GGUF" in refused("hf:owner/repo/m-00001-of-00003.gguf")
+        assert refused("hf:owner/repo/m-00001-of-00003.gguf") == (
+            "ModelNotFoundError: hf:owner/repo has no file 'm-00002-of-00003.gguf'; "
+            "its GGUF files: model-Q4_K_M.gguf"
+        )
+        assert installed() == []
 
     def test_gated(self, hub: FakeHub) -> None:
         hub.gated.add("owner/repo")

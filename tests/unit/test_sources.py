@@ -21,7 +21,7 @@ from ostinato.weights.sources import InstalledModel, installed, remove, resolve
 
 KNOWN = (
     "A model is one of smollm2 (the default), gemma3-270m, qwen2.5-coder-1.5b; "
-    "a path to a GGUF file; or hf:owner/repo[/file.gguf]"
+    "a path to a GGUF file or a folder of safetensors; or hf:owner/repo[/file.gguf]"
 )
 
 
@@ -112,6 +112,23 @@ class TestResolve:
         assert refused("full").startswith(
             "'full' is a folder, not a model file; name a file in it, for example a.gguf, b.gguf, c.gguf"
         )
+
+    def test_a_folder_with_one_model(self) -> None:
+        Path("one").mkdir()
+        for name in ("m-00002-of-00003.gguf", "m-00003-of-00003.gguf", "mmproj-m.gguf", "README.md"):
+            Path("one", name).touch()
+        assert resolve("one") == Path("one", "m-00002-of-00003.gguf")
+        Path("one", "m-00001-of-00003.gguf").touch()
+        assert resolve("one") == Path("one", "m-00001-of-00003.gguf")
+
+    def test_a_folder_of_safetensors(self) -> None:
+        Path("hf").mkdir()
+        Path("hf", "model.safetensors").touch()
+        assert refused("hf").startswith("'hf' is a folder, not a model file")
+        Path("hf", "config.json").touch()
+        assert resolve("hf") == Path("hf")
+        Path("hf", "model.gguf").touch()
+        assert resolve("hf") == Path("hf", "model.gguf")
 
     @pytest.mark.skipif(os.name != "posix", reason="makes links and pipes")
     def test_neither_file_nor_folder(self) -> None:

@@ -12,6 +12,7 @@ from ostinato.cli.flags import (
     ModelName,
     NoStats,
     PreTokenizer,
+    Quantize,
     System,
     Threads,
     takes_options,
@@ -36,11 +37,12 @@ def chat(
     threads: Threads = None,
     context: ContextLength = None,
     pre_tokenizer: PreTokenizer = None,
+    quantize: Quantize = None,
     *,
     asked: Asked,
 ) -> None:
     """Talk with a model; each turn ends with both its clocks."""
-    with terminal.load(model, threads, context, pre_tokenizer) as loaded:
+    with terminal.load(model, threads, context, pre_tokenizer=pre_tokenizer, quantize=quantize) as loaded:
         options = asked.of(loaded)
         loaded.template  # noqa: B018  (a base model is refused before the first message)
         if sys.stdin.isatty():

@@ -32,6 +32,10 @@ ContextLength = Annotated[
     int | None,
     typer.Option("--context", min=1, help="Most tokens of prompt and answer; absent: the model's."),
 ]
+Quantize = Annotated[
+    str | None,
+    typer.Option("--quantize", help="Quantise matrices of floats while loading: q8_0 or q4_1."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 NoStats = Annotated[bool, typer.Option("--no-stats", help="Do not print the line of both clocks.")]
 PreTokenizer = Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ostinato.cli import terminal
-from ostinato.cli.flags import Json
+from ostinato.cli.flags import Json, Quantize
 
 if TYPE_CHECKING:
     from ostinato import ModelCard
@@ -59,11 +59,11 @@ def remove_model(name: Name) -> None:
 
 
 @app.command("show")
-def show_model(name: Name, json: Json = False) -> None:
+def show_model(name: Name, quantize: Quantize = None, json: Json = False) -> None:
     """Show architecture, size, quantisation, context, defaults and licence of a model that is here."""
     import ostinato
 
-    card = ostinato.describe(name)
+    card = ostinato.describe(name, quantize=quantize)
     if json:
         terminal.show_json(asdict(card))
     else:

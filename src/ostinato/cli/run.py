@@ -17,6 +17,7 @@ from ostinato.cli.flags import (
     ModelName,
     NoStats,
     PreTokenizer,
+    Quantize,
     System,
     Threads,
     takes_options,
@@ -50,6 +51,7 @@ def run(
     threads: Threads = None,
     context: ContextLength = None,
     pre_tokenizer: PreTokenizer = None,
+    quantize: Quantize = None,
     *,
     asked: Asked,
 ) -> None:
@@ -59,7 +61,7 @@ def run(
         raise InvalidRequestError(
             "--system has no place in a raw text; leave out --raw or --system", "system"
         )
-    with terminal.load(model, threads, context, pre_tokenizer) as loaded:
+    with terminal.load(model, threads, context, pre_tokenizer=pre_tokenizer, quantize=quantize) as loaded:
         options = asked.of(loaded)
         if trace:
             options = replace(options, candidates=CANDIDATES)

@@ -66,7 +66,12 @@ def as_json(model: Model, completion: Completion) -> dict[str, Any]:
 
 
 def load(
-    name: str, threads: int | None, context_length: int | None = None, pre_tokenizer: str | None = None
+    name: str,
+    threads: int | None,
+    context_length: int | None = None,
+    *,
+    pre_tokenizer: str | None = None,
+    quantize: str | None = None,
 ) -> Model:
     """Load a model, with progress bars for what takes long; say what of its defaults is ignored."""
     import ostinato
@@ -78,6 +83,7 @@ def load(
             threads=threads,
             context_length=context_length,
             pre_tokenizer=pre_tokenizer,
+            quantize=quantize,
             progress=bars,
             report=bars.compiled,
         )

@@ -5,17 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ostinato.errors import UnsupportedModelError
-from ostinato.models import llama
-from ostinato.models.config import architecture, check_tensors
-from ostinato.ops.program import Embed, MatMul, Program, RmsNorm
+from ostinato.models import gemma2, gemma3, granite, llama, olmo2, phi3, qwen2, qwen3, smollm3
+from ostinato.models.blocks import Blueprint
+from ostinato.models.check import check_tensors
+from ostinato.models.keys import architecture
+from ostinato.ops.program import Program
 from ostinato.weights.tensors import ModelFile
 
-ARCHITECTURES: dict[str, Callable[[ModelFile], Program]] = {"llama": llama.build}
+ARCHITECTURES: dict[str, Callable[[Blueprint], Program]] = {
+    "gemma2": gemma2.build,
+    "gemma3": gemma3.build,
+    "granite": granite.build,
+    "llama": llama.build,
+    "olmo2": olmo2.build,
+    "phi3": phi3.build,
+    "qwen2": qwen2.build,
+    "qwen3": qwen3.build,
+    "qwen3moe": qwen3.build_moe,
+    "smollm3": smollm3.build,
+}
 """GGUF's name of an architecture -> the function that builds its program."""
 
 
-def build_program(file: ModelFile) -> Program:
+def build_program(file: ModelFile, context_length: int | None = None) -> Program:
     """Return the program of the model in `file`, every weight it names present and of the right shape.
+
+    Args:
+        context_length: the longest context that will be in use, in tokens, by default what the model was
+        trained for; some models rotate otherwise where it is longer than they were first made for.
 
     Raises:
         UnsupportedModelError: an architecture that is not built, or tensors the program would ignore.
@@ -25,22 +42,9 @@ def build_program(file: ModelFile) -> Program:
     if name not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise UnsupportedModelError(
-            f"{file.path}: architecture '{name}' is not supported; these are: {known}"
+            f"{file.path}: architecture '{name}' is not supported; these are: {known} (llama has Mistral and "
+            "Mixtral, too)"
         )
-    program = ARCHITECTURES[name](file)
-    check_tensors(file, weight_shapes(program))
+    program = ARCHITECTURES[name](Blueprint.of(file, context_length))
+    check_tensors(file, program)
     return program
-
-
-def weight_shapes(program: Program) -> dict[str, tuple[int, int] | int]:
-    """Return the shape each weight must have: (rows, columns) of a matrix, the length of a vector."""
-    widths, shapes = program.widths, dict[str, tuple[int, int] | int]()
-    for op in program.ops:
-        match op:
-            case Embed(out, weight):
-                shapes[weight.name] = (program.vocab_size, widths[out])
-            case RmsNorm(x, _, weight):
-                shapes[weight.name] = widths[x]
-            case MatMul(x, out, weight):
-                shapes[weight.name] = (widths[out], widths[x])
-    return shapes

@@ -2,9 +2,10 @@
 
 Knows how a checked header becomes values and views of tensors. Must not know what a key or a tensor is for.
 
-A file is read in two passes over a memory map. `walk_header` checks all of the header and keeps nothing but
-keys, names and places; only then are the values built here, with nothing left to check. Tensor data is never
-read. The file must not be changed or cut while it is open.
+A model split into several files is opened by any of them, as one. A file is read in two passes over a memory
+map. `walk_header` checks all of the header and keeps nothing but keys, names and places; only then are the
+values built here, with nothing left to check. Tensor data is never read. The file must not be changed or cut
+while it is open.
 
 Keys and names are UTF-8. String values may hold any bytes, since vocabularies do: they are decoded with the
 `surrogateescape` handler, so `value.encode("utf-8", "surrogateescape")` gives the bytes of the file back.
@@ -17,15 +18,14 @@ import contextlib
 import mmap
 import os
 import re
-import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Final
 
 import numpy as np
 
-from ostinato.errors import ModelFileError, ModelNotFoundError
+from ostinato.errors import ModelFileError
 from ostinato.weights.gguf_header import (
     ARRAY,
     ARRAY_HEAD,
@@ -33,9 +33,10 @@ from ostinato.weights.gguf_header import (
     STRING,
     U64,
     Header,
-    shown_path,
     walk_header,
 )
+from ostinato.weights.gguf_split import merge, part_paths
+from ostinato.weights.mapped import map_file, shown_path, unmap
 from ostinato.weights.tensors import MetadataArray, MetadataValue, Tensor
 
 _FOREIGN_FILES: Final = (
@@ -54,7 +55,10 @@ _FOREIGN_FILES: Final = (
 
 
 class GGUFFile:
-    """An open GGUF file: a `ModelFile`, made by `open_gguf`. Closes at the end of a `with` block."""
+    """An open model: a `ModelFile`, made by `open_gguf`. Closes at the end of a `with` block.
+
+    Of a model in several parts, `path`, `version` and `alignment` are the first one's, `size_bytes` is all.
+    """
 
     def __init__(
         self,
@@ -63,14 +67,15 @@ class GGUFFile:
         alignment: int,
         metadata: dict[str, MetadataValue],
         tensors: dict[str, Tensor],
-        data: mmap.mmap,
+        maps: Sequence[mmap.mmap],
     ) -> None:
         self.path: Final = path
         self.version: Final = version
         self.alignment: Final = alignment
         self.metadata: Final[Mapping[str, MetadataValue]] = MappingProxyType(metadata)
         self._tensors: Mapping[str, Tensor] | None = MappingProxyType(tensors)
-        self._data = data
+        self.size_bytes: Final = sum(map(len, maps))
+        self._maps = tuple(maps)
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -86,7 +91,8 @@ class GGUFFile:
     def close(self) -> None:
         """Let go of the tensors; `metadata` stays. Tensors held elsewhere keep the map while they live."""
         self._tensors = None
-        _unmap(self._data)
+        for data in self._maps:
+            unmap(data)
 
     def __enter__(self) -> GGUFFile:
         return self
@@ -98,53 +104,45 @@ class GGUFFile:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Map a GGUF file, check all of its header and return its metadata and tensors.
+    """Map a GGUF file, and the other parts if it is one of several, check all of each header and return
+    metadata and tensors.
 
     Raises:
         ModelNotFoundError: there is no such file.
-        ModelFileError: it cannot be read, is not GGUF, or is damaged (the message says where).
+        ModelFileError: it cannot be read, is not GGUF, or is damaged (the message says where); parts are
+        missing or do not belong together.
     """
     path = Path(path)
-    data = _map(path)
+    with contextlib.ExitStack() as opened:
+        file = opened.enter_context(_open_part(path))
+        paths = part_paths(file)
+        if len(paths) > 1:
+            others = {other: opened.enter_context(_open_part(other)) for other in paths if other != path}
+            file = _merged([file if part == path else others[part] for part in paths])
+        opened.pop_all()
+        return file
+
+
+def _merged(parts: Sequence[GGUFFile]) -> GGUFFile:
+    metadata, tensors = merge(parts)
+    maps = [data for part in parts for data in part._maps]
+    return GGUFFile(parts[0].path, parts[0].version, parts[0].alignment, metadata, tensors, maps)
+
+
+def _open_part(path: Path) -> GGUFFile:
+    data = map_file(path, "a GGUF file")
     try:
         return _read(path, data)
     except BaseException:
-        _unmap(data)
+        unmap(data)
         raise
-
-
-def _map(path: Path) -> mmap.mmap:
-    shown = shown_path(path)
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise ModelFileError(f"{shown} is a folder, not a GGUF file: give the path of a .gguf file in it")
-        if not stat.S_ISREG(mode):
-            raise ModelFileError(f"{shown} is a device or a pipe, not a GGUF file: save it to a file first")
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise ModelFileError(f"{shown} is empty: fetch it again")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (FileNotFoundError, NotADirectoryError):
-        raise ModelNotFoundError(f"{shown} does not exist: check the path") from None
-    except PermissionError:
-        raise ModelFileError(f"{shown} cannot be read: you have no permission for it") from None
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ModelFileError(f"{shown} cannot be opened: {reason}") from None
-
-
-def _unmap(data: mmap.mmap) -> None:
-    """Close the map, or leave that to the last array that still views it."""
-    with contextlib.suppress(BufferError):
-        data.close()
 
 
 def _read(path: Path, data: mmap.mmap) -> GGUFFile:
     _refuse_foreign(path, data)
     header = walk_header(path, data)
     metadata = {key: _load(data, entry.kind, entry.offset) for key, entry in header.entries.items()}
-    return GGUFFile(path, header.version, header.alignment, metadata, _tensors(data, header), data)
+    return GGUFFile(path, header.version, header.alignment, metadata, _tensors(data, header), [data])
 
 
 def _refuse_foreign(path: Path, data: mmap.mmap) -> None:

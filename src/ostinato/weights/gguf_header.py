@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import numpy as np
 
 from ostinato.errors import ModelFileError
+from ostinato.weights.mapped import shown_path
 from ostinato.weights.quants import TENSOR_TYPES, TensorType
 
 MAGIC: Final = b"GGUF"
@@ -329,7 +330,3 @@ def _check_extents(walker: _Walker, records: tuple[Record, ...], data_begin: int
 def _shown_name(name: str) -> str:
     """Quote a name from the file, at a length and in characters that fit a line."""
     return repr(name if len(name) <= 80 else f"{name[:77]}...")
-
-
-def shown_path(path: Path) -> str:
-    return str(path) if str(path).isprintable() else repr(str(path))

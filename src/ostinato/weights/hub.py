@@ -14,23 +14,16 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from ostinato.errors import DownloadError, ModelNotFoundError, OstinatoError
 from ostinato.weights.hub_cache import hub_folder, repo_folder
-from ostinato.weights.hub_names import (
-    FORM,
-    SCHEME,
-    HubName,
-    choose,
-    is_split,
-    listed,
-    models_among,
-    split_error,
-)
+from ostinato.weights.hub_names import FORM, SCHEME, HubName, choose, listed, models_among
 from ostinato.weights.locks import file_lock
+from ostinato.weights.part_names import part_names
 from ostinato.weights.places import hub_lock_path
 from ostinato.weights.progress import Meter, Progress
 from ostinato.weights.redact import one_line, shown
@@ -52,21 +45,22 @@ class _Entry:
 def fetch(name: HubName, progress: Progress | None = None) -> Path:
     """Download the file that the name leads to, check it and return its path in the hub library's cache.
 
+    Of a model in several parts, all are downloaded, and the path is that of the first.
+
     Raises:
         ModelNotFoundError: no such repository or file, or the repository does not say which file is meant.
         DownloadError: the hub cannot be reached, refuses, or sent something else than it lists.
     """
     with _quiet():
         entries = _list_files(name)
-        file = name.file if name.file is not None else choose(name.repo, list(entries))
-        if file not in entries:
+        parts = part_names(name.file if name.file is not None else choose(name.repo, list(entries)))
+        missing = [part for part in parts if part not in entries]
+        if missing:
             there = listed(models_among(list(entries)))
             raise ModelNotFoundError(
-                f"{SCHEME}{name.repo} has no file {shown(file)}; its GGUF files: {there}"
+                f"{SCHEME}{name.repo} has no file {shown(missing[0])}; its GGUF files: {there}"
             )
-        if is_split(file):
-            raise split_error(name.repo, file)
-        return _download(HubName(name.repo, file), entries[file], progress)
+        return _download(name.repo, {part: entries[part] for part in parts}, progress)
 
 
 def _list_files(name: HubName) -> dict[str, _Entry]:
@@ -82,20 +76,33 @@ def _list_files(name: HubName) -> dict[str, _Entry]:
     }
 
 
-def _download(name: HubName, entry: _Entry, progress: Progress | None) -> Path:
-    blobs = repo_folder(name.repo) / "blobs"
+def _download(repo: str, parts: Mapping[str, _Entry], progress: Progress | None) -> Path:
+    """Download the parts of a model and return the path of the first."""
+    blobs = repo_folder(repo) / "blobs"
+    name = HubName(repo, next(iter(parts)))
+    sizes = [entry.size_bytes or 0 for entry in parts.values()]
     with (
-        Meter(progress, entry.size_bytes or 0, str(name)) as meter,
+        Meter(progress, sum(sizes), str(name)) as meter,
         _translated(name),
-        file_lock(hub_lock_path(name.repo), waiting=lambda: meter.reach(_arriving_bytes(blobs))),
-        _watched(blobs, meter),
+        file_lock(hub_lock_path(repo), waiting=lambda: meter.reach(_arriving_bytes(blobs))),
     ):
-        from huggingface_hub import hf_hub_download
-
         _sweep(blobs)
+        ends = accumulate(sizes)
+        paths = [
+            _download_part(HubName(repo, part), entry, blobs, meter, end - size)
+            for (part, entry), size, end in zip(parts.items(), sizes, ends, strict=True)
+        ]
+    return paths[0]
+
+
+def _download_part(name: HubName, entry: _Entry, blobs: Path, meter: Meter, begin: int) -> Path:
+    """Download and check one file; its bytes are those from `begin` on of all that the meter counts."""
+    from huggingface_hub import hf_hub_download
+
+    with _watched(blobs, meter, begin):
         path = Path(hf_hub_download(name.repo, str(name.file), cache_dir=hub_folder(), endpoint=_endpoint()))
         _check(name, path, entry)
-        meter.reach(entry.size_bytes or 0)
+    meter.reach(begin + (entry.size_bytes or 0))
     return path
 
 
@@ -120,13 +127,13 @@ def _arriving_bytes(blobs: Path) -> int:
 
 
 @contextlib.contextmanager
-def _watched(blobs: Path, meter: Meter) -> Iterator[None]:
-    """Report the growth of the download for the length of the block, from a thread of its own."""
+def _watched(blobs: Path, meter: Meter, begin: int) -> Iterator[None]:
+    """Report the growth of the download after `begin`, for the length of the block, from another thread."""
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(_POLL_S):
-            meter.reach(_arriving_bytes(blobs))
+            meter.reach(begin + _arriving_bytes(blobs))
 
     thread = threading.Thread(target=watch, name="ostinato-hub-progress", daemon=True)
     thread.start()

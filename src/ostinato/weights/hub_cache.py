@@ -20,17 +20,19 @@ from pathlib import Path
 from ostinato import config
 from ostinato.errors import ModelNotFoundError
 from ostinato.weights.hub_names import HubName, choose
+from ostinato.weights.part_names import part_names
 
 _FOLDER_PREFIX = "models--"
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """One GGUF of a repository, on this disk."""
+    """One GGUF of a repository, on this disk, all its parts; a split one has the name of the first."""
 
     repo: str
     file: str
     path: Path
+    size_bytes: int
 
 
 def hub_folder() -> Path:
@@ -50,10 +52,15 @@ def cached_files(repo: str) -> list[HubFile]:
     """
     found: dict[str, HubFile] = {}
     for snapshot in _snapshots(repo_folder(repo)):
-        for path in snapshot.rglob("*"):
-            if path.suffix.lower() == ".gguf" and path.is_file():
-                name = path.relative_to(snapshot).as_posix()
-                found.setdefault(name, HubFile(repo, name, path))
+        paths = {path.relative_to(snapshot).as_posix(): path for path in snapshot.rglob("*")}
+        here = {
+            name: path for name, path in paths.items() if path.suffix.lower() == ".gguf" and path.is_file()
+        }
+        for name, path in here.items():
+            parts = part_names(name)
+            if name == parts[0] and here.keys() >= set(parts):
+                size_bytes = sum(here[part].stat().st_size for part in parts)
+                found.setdefault(name, HubFile(repo, name, path, size_bytes))
     return [found[name] for name in sorted(found)]
 
 
@@ -61,9 +68,9 @@ def find_cached(name: HubName) -> Path | None:
     """Return the file that the name leads to among those already here, if it does; the hub is not asked."""
     here = {file.file: file.path for file in cached_files(name.repo)}
     if name.file is not None:
-        return here.get(name.file)
+        return here.get(part_names(name.file)[0])
     with contextlib.suppress(ModelNotFoundError):
-        return here[choose(name.repo, list(here))]
+        return here[choose(name.repo, [part for file in here for part in part_names(file)])]
     return None
 
 
@@ -85,18 +92,32 @@ def _snapshots(folder: Path) -> list[Path]:
 
 
 def remove_files(repo: str, file: str | None) -> int:
-    """Remove one file of the repository, or all of it, and return the number of bytes that came free."""
+    """Remove one file of the repository, or all of it, and return the number of bytes that came free.
+
+    With a part of a split file go the others.
+    """
     folder = repo_folder(repo)
     before = _disk_bytes(folder)
     if file is not None:
-        for snapshot in _snapshots(folder):
-            (snapshot / file).unlink(missing_ok=True)
+        for path in _copies(repo, file):
+            path.unlink()
     if file is None or not cached_files(repo):
         shutil.rmtree(folder)
         shutil.rmtree(hub_folder() / ".locks" / folder.name, ignore_errors=True)
         return before
     _remove_unreferenced_blobs(folder)
     return before - _disk_bytes(folder)
+
+
+def holds(repo: str, file: str) -> bool:
+    """Return whether the file, or a part of a split one, is here."""
+    return bool(_copies(repo, file))
+
+
+def _copies(repo: str, file: str) -> list[Path]:
+    """Return where the file, with all its parts, lies in the folders of all commits."""
+    paths = [path / part for path in _snapshots(repo_folder(repo)) for part in part_names(file)]
+    return [path for path in paths if path.is_file() or path.is_symlink()]
 
 
 def _remove_unreferenced_blobs(folder: Path) -> None:

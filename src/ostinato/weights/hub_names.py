@@ -4,8 +4,8 @@ Knows the form of the names and of the files that people publish. Must not know 
 next file on the way is `hub.py`.
 
 A repository named without a file leads to the one GGUF that it holds; of several, to the first quantisation
-of `PREFERENCE` that exactly one of them has. Projectors and importance matrices, which are no models, do not
-count.
+of `PREFERENCE` that exactly one of them has. A split GGUF stands there by its first part. Projectors and
+importance matrices, which are no models, do not count.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ostinato.errors import ModelNotFoundError
+from ostinato.weights.part_names import part_names
 from ostinato.weights.redact import shown
 
 SCHEME = "hf:"
@@ -23,7 +24,6 @@ PREFERENCE = ("Q4_K_M", "Q4_1", "Q4_0", "Q8_0", "Q4_K_S", "Q5_K_M", "Q6_K", "BF1
 """Quantisations in the order of choice: small and fast first, then larger ones."""
 
 _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_SPLIT = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
 _COMPANION = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 _MAX_LISTED = 12
 
@@ -62,33 +62,36 @@ def choose(repo: str, files: Sequence[str]) -> str:
         ModelNotFoundError: it has no whole GGUF, or several of which none is preferred.
     """
     models = models_among(files)
-    whole = [file for file in models if not is_split(file)]
     if not models:
-        raise ModelNotFoundError(f"{SCHEME}{repo} has no GGUF file; look for a GGUF repository of the model")
-    if not whole:
-        raise split_error(repo, models[0])
-    if len(whole) == 1:
-        return whole[0]
+        raise ModelNotFoundError(
+            f"{SCHEME}{repo} has no GGUF file of a whole model; look for a GGUF repository of the model"
+        )
+    if len(models) == 1:
+        return models[0]
     for quantisation in PREFERENCE:
-        matches = [file for file in whole if _has_quantisation(file, quantisation)]
+        matches = [file for file in models if _has_quantisation(file, quantisation)]
         if len(matches) == 1:
             return matches[0]
         if matches:
             break
     raise ModelNotFoundError(
-        f"{SCHEME}{repo} has several GGUF files, name one as {SCHEME}{repo}/FILE: {listed(whole)}"
+        f"{SCHEME}{repo} has several GGUF files, name one as {SCHEME}{repo}/FILE: {listed(models)}"
     )
 
 
 def models_among(files: Sequence[str]) -> list[str]:
-    """Return the files that can be a model."""
-    return [f for f in files if f.lower().endswith(".gguf") and not _COMPANION.search(f.rpartition("/")[2])]
+    """Return the files that can be a model; of a split one, if all its parts are there, the first."""
+    there = set(files)
+    return [
+        file
+        for file in files
+        if is_model(file) and part_names(file)[0] == file and there.issuperset(part_names(file))
+    ]
 
 
-def is_split(file: str) -> bool:
-    """Return whether the file is one piece of several."""
-    match = _SPLIT.search(file)
-    return match is not None and int(match[1]) > 1
+def is_model(file: str) -> bool:
+    """Return whether the file can be a model, or a part of one."""
+    return file.lower().endswith(".gguf") and not _COMPANION.search(file.rpartition("/")[2])
 
 
 def _has_quantisation(file: str, quantisation: str) -> bool:
@@ -101,10 +104,3 @@ def listed(files: Sequence[str]) -> str:
     shown = ", ".join(sorted(files)[:_MAX_LISTED])
     more = len(files) - _MAX_LISTED
     return (shown or "none") + (f" and {more} more" if more > 0 else "")
-
-
-def split_error(repo: str, file: str) -> ModelNotFoundError:
-    """Return what to raise for a piece of a split model."""
-    return ModelNotFoundError(
-        f"{SCHEME}{repo}/{file} is a piece of a split GGUF, which is not supported; choose a whole file"
-    )

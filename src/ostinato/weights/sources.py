@@ -19,8 +19,10 @@ from ostinato.config import DEFAULT_MODEL, models_folder
 from ostinato.errors import ModelNotFoundError, OstinatoError
 from ostinato.weights import hub_cache
 from ostinato.weights.catalogue import CATALOGUE, CatalogueModel
-from ostinato.weights.hub_names import SCHEME, HubName, parse
+from ostinato.weights.folder_names import is_checkpoint
+from ostinato.weights.hub_names import SCHEME, HubName, is_model, parse
 from ostinato.weights.locks import file_lock
+from ostinato.weights.part_names import part_names
 from ostinato.weights.places import hub_lock_path, is_pulled, lock_path, pulled_path, staging_folder
 from ostinato.weights.progress import Progress
 from ostinato.weights.redact import shown
@@ -41,10 +43,11 @@ class InstalledModel:
 
 
 def resolve(name: str, *, pull: bool = True, progress: Progress | None = None) -> Path:
-    """Return the file that a model name leads to, fetched first when it is missing.
+    """Return the file, or folder of safetensors, that a model name leads to, fetched first where missing.
 
-    A name is, in this order: `hf:owner/repo[/file.gguf]`; a built-in name; a path to a file (`~` is the home
-    folder). So a file that happens to be called like a built-in model is reached as `./NAME`.
+    A name is, in this order: `hf:owner/repo[/file.gguf]`; a built-in name; a path to a file, or to a folder
+    with one GGUF model or the safetensors of one in it (`~` is the home folder). So a file that happens to be
+    called like a built-in model is reached as `./NAME`. Any part of a split model leads to all of it.
 
     Args:
         name: what the user wrote.
@@ -63,6 +66,10 @@ def resolve(name: str, *, pull: bool = True, progress: Progress | None = None) -
     path = os.path.expanduser(name)
     if os.path.isfile(path):
         return Path(path)
+    if len(models := _models_in(path)) == 1:
+        return Path(path, *models)
+    if not models and is_checkpoint(path):
+        return Path(path)
     raise ModelNotFoundError(f"{_what_is_wrong(name, path)}{_suggestion(name)}. {_what_is_known()}")
 
 
@@ -74,7 +81,7 @@ def installed() -> list[InstalledModel]:
         if is_pulled(model)
     ]
     from_hub = [
-        InstalledModel(str(HubName(file.repo, file.file)), file.path, file.path.stat().st_size, "hub")
+        InstalledModel(str(HubName(file.repo, file.file)), file.path, file.size_bytes, "hub")
         for file in hub_cache.all_cached_files()
     ]
     return built_in + from_hub
@@ -134,8 +141,11 @@ def _remove_built_in(model: CatalogueModel) -> int:
 
 
 def _remove_hub(name: HubName) -> int:
-    here = [file.file for file in hub_cache.cached_files(name.repo)]
-    if name.file not in here and (name.file is not None or not hub_cache.repo_folder(name.repo).is_dir()):
+    if name.file is None:
+        is_here = hub_cache.repo_folder(name.repo).is_dir()
+    else:
+        is_here = hub_cache.holds(name.repo, name.file)
+    if not is_here:
         raise _not_pulled(str(name))
     with _removing(str(name), hub_lock_path(name.repo)):
         return hub_cache.remove_files(name.repo, name.file)
@@ -180,10 +190,12 @@ def _what_is_wrong(name: str, path: str) -> str:
 
 
 def _models_in(folder: str) -> list[str]:
+    """Return the GGUF models in a folder, none if it is no folder; of a split one, the first part there."""
     try:
-        return sorted(file for file in os.listdir(folder) if file.lower().endswith(".gguf"))
-    except OSError:
+        files = sorted(filter(is_model, os.listdir(folder)))
+    except (OSError, ValueError):  # ValueError: a path with a NUL
         return []
+    return list({part_names(file)[0]: file for file in reversed(files)}.values())[::-1]
 
 
 def _looks_like_path(name: str) -> bool:
@@ -209,4 +221,5 @@ def _could_be_repository(name: str) -> bool:
 
 def _what_is_known() -> str:
     names = ", ".join(f"{name} (the default)" if name == DEFAULT_MODEL else name for name in CATALOGUE)
-    return f"A model is one of {names}; a path to a GGUF file; or {SCHEME}owner/repo[/file.gguf]"
+    paths = "a path to a GGUF file or a folder of safetensors"
+    return f"A model is one of {names}; {paths}; or {SCHEME}owner/repo[/file.gguf]"

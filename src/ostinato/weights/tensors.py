@@ -8,7 +8,7 @@ Next file: models/, which finds its configuration in `metadata` and its weights 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -25,10 +25,11 @@ MetadataValue: TypeAlias = "bool | int | float | str | MetadataArray"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """A named array in a model file, as stored.
+    """A named array in a model file.
 
-    `shape` is in NumPy order, slowest axis first: a matrix is (rows N, columns K). `data` is (nbytes,) uint8,
-    a read-only view of the memory map, and `offset` is where it begins in the file, in bytes.
+    `shape` is in NumPy order, slowest axis first: a matrix is (rows N, columns K). `data` is what the file
+    stores, uint8, a read-only view of the memory map, and `offset` is where it begins in its file, in bytes.
+    `convert` makes the bytes of `type` where the file stores another one; None: it stores `type`.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Tensor:
     type: TensorType
     data: Bytes = field(repr=False)
     offset: int
+    convert: Callable[[], Bytes] | None = field(default=None, repr=False)
 
     @property
     def num_elements(self) -> int:
@@ -44,8 +46,16 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """The bytes the tensor takes in the file."""
-        return self.data.nbytes
+        """The bytes the tensor takes in its type."""
+        return self.type.num_bytes(self.shape)
+
+    def load(self) -> Bytes:
+        """Return the tensor in its type, (nbytes,) uint8: the file's bytes, or new ones that are made now.
+
+        Raises:
+            ModelFileError: its numbers cannot be converted.
+        """
+        return self.data if self.convert is None else self.convert()
 
     def dequantize(self) -> Floats:
         """Return the tensor's numbers, (shape) float32, new and owned by the caller.
@@ -54,7 +64,7 @@ class Tensor:
             UnsupportedModelError: no decoder is built for the tensor's type.
         """
         try:
-            return self.type.dequantize(self.data, self.shape)
+            return self.type.dequantize(self.load(), self.shape)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"tensor {self.name!r}: {error}") from None
 

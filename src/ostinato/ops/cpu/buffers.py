@@ -12,12 +12,13 @@ from ostinato.ops.batch import BLOCK_TOKENS
 from ostinato.ops.cpu.kernels.common import GROUP
 from ostinato.ops.cpu.memory import Arena, padded
 from ostinato.ops.cpu.simd import LANES
-from ostinato.ops.program import KVShape, Program
+from ostinato.ops.program import Experts, KVShape, Program, Weight
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Addresses of a buffer's int8 values, and per group of 32 their scale, scale · sum, and sum."""
+    """Addresses of a buffer's int8 values, and per group of 32 their scale, scale · sum, and the
+    sums of both halves."""
 
     values: int
     scales: int
@@ -41,18 +42,20 @@ class Buffers:
 
     def __init__(self, program: Program, max_tokens: int, spare_rows: int) -> None:
         self.rows = max_tokens + spare_rows
-        sizes = [self._row_bytes(width) * self.rows for width in program.widths.values()]
+        shapes = {name: (self.rows, width) for name, width in program.widths.items()}
+        shapes |= _expert_shapes(program, self.rows)
+        sizes = [self._row_bytes(width) * rows for rows, width in shapes.values()]
         self.arena = Arena(sum(sizes) + 8 * padded(1) * len(sizes))
-        self._buffers = {name: self._buffer(name, width) for name, width in program.widths.items()}
+        self._buffers = {name: self._buffer(name, *shape) for name, shape in shapes.items()}
 
     @staticmethod
     def _row_bytes(width: int) -> int:
-        return 4 * (width + LANES) + GROUP * (width // GROUP + 1) + 12 * (width // GROUP + 1)
+        return 4 * (width + LANES) + GROUP * (width // GROUP + 1) + 16 * (width // GROUP + 1)
 
-    def _buffer(self, name: str, width: int) -> Buffer:
+    def _buffer(self, name: str, rows: int, width: int) -> Buffer:
         stride, groups = -(-width // LANES) * LANES, -(-width // GROUP)
-        take, rows = self.arena.take, self.rows
-        quantized = Quantized(take(rows * groups * GROUP), *(take(4 * rows * groups) for _ in range(3)))
+        take = self.arena.take
+        quantized = Quantized(take(rows * groups * GROUP), *(take(n * rows * groups) for n in (4, 4, 8)))
         return Buffer(name, width, stride, take(4 * rows * stride), quantized)
 
     def __getitem__(self, name: str) -> Buffer:
@@ -63,6 +66,33 @@ class Buffers:
         buffer = self[name]
         view: NDArray[np.float32] = self.arena.view(buffer.address, (rows, buffer.stride), np.float32)  # type: ignore[assignment]
         return view[:, : buffer.width]
+
+
+PAIR_GATE, PAIR_UP, PAIR_HIDDEN, PAIR_OUT = "pair gate", "pair up", "pair hidden", "pair out"
+"""Buffers of a mixture of experts, a row to a pair of token and expert."""
+
+ROUTE_EXPERTS, ROUTE_SHARES, ROUTE_STARTS, ROUTE_PAIRS = "experts of", "shares", "starts", "pairs"
+"""What experts.py writes, as buffers of 4-byte words."""
+
+
+def _expert_shapes(program: Program, rows: int) -> dict[str, tuple[int, int]]:
+    """Return rows and width of the buffers that mixtures of experts need beside the program's own."""
+    shapes: dict[str, tuple[int, int]] = {}
+    for op in program.ops:
+        if isinstance(op, Experts):
+            hidden = rows_of(op.gate[0])
+            wide = dict.fromkeys((PAIR_GATE, PAIR_UP, PAIR_HIDDEN), hidden)
+            wide[PAIR_OUT] = program.widths[op.out]
+            shapes |= {name: (rows * op.chosen, width) for name, width in wide.items()}
+            shapes |= {name: (rows, op.chosen) for name in (ROUTE_EXPERTS, ROUTE_SHARES, ROUTE_PAIRS)}
+            shapes[ROUTE_STARTS] = (1, len(op.gate) + 2)
+    return shapes
+
+
+def rows_of(weight: Weight) -> int:
+    """Return the rows of an expert's matrix."""
+    assert weight.rows is not None, weight
+    return weight.rows[1] - weight.rows[0]
 
 
 class KVPool:

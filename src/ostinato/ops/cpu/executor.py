@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,22 +11,19 @@ from ostinato.errors import UnsupportedModelError
 from ostinato.ops.batch import BLOCK_TOKENS, Float32, ForwardBatch
 from ostinato.ops.cpu import host
 from ostinato.ops.cpu.buffers import Buffers, KVPool, RopeTable
-from ostinato.ops.cpu.instructions import Instruction, encode
+from ostinato.ops.cpu.instructions import encode
 from ostinato.ops.cpu.kernel import BATCH_FIELDS, Kernel
 from ostinato.ops.cpu.kernels import attention
-from ostinato.ops.cpu.kernels.matmul import TILES
 from ostinato.ops.cpu.kernels.team import PROGRAM_WORDS, TEAM_KERNELS
 from ostinato.ops.cpu.library import Report, library
-from ostinato.ops.cpu.lower import Memory, Tiles, lower
+from ostinato.ops.cpu.lower import Memory, lower
 from ostinato.ops.cpu.memory import Arena, padded
 from ostinato.ops.cpu.simd import LANES
 from ostinato.ops.cpu.team import Team
+from ostinato.ops.cpu.tiles import SPLIT_TOKENS, Tiles, TileSizes
 from ostinato.ops.cpu.weights import PackedWeights
 from ostinato.ops.program import LOGITS, Attention, Program, Rope
 from ostinato.weights.tensors import Tensor
-
-MAX_QUERIES = 8
-"""Queries of an attention tile, as many as there are registers for."""
 
 
 class CpuExecutor:
@@ -60,15 +56,15 @@ class CpuExecutor:
         self.num_blocks = num_blocks
         self.threads = host.usable_cores() if threads is None else threads
         assert self.threads >= 1, threads
-        self.memory = _memory(program, tensors, num_blocks, max_batch_tokens, self.threads)
-        self._batch = _BatchMemory(max_batch_tokens, num_blocks)
-        self._attention_tile = _attention_tile(program)
-        packing = self.memory.weights.instructions
         self.library = library(host.target(simd))
-        self._addresses = self.library.load(self._kernels(packing), report)
+        self._sizes = TileSizes.of(_heads_per_kv(program), self.library.target.simd)
+        self.memory = _memory(program, tensors, self._sizes, num_blocks, max_batch_tokens, self.threads)
+        self._batch = _BatchMemory(max_batch_tokens, num_blocks)
+        self._addresses = self.library.load(self._kernels(), report)
         self._programs: dict[Tiles, NDArray[np.int64]] = {}
         self._team = Team(self.threads, self.library)
-        self._run(encode(packing, self._addresses))
+        for instructions in self.memory.weights.packing(tensors):
+            self._run(encode(instructions, self._addresses))
 
     def forward(self, batch: ForwardBatch) -> Float32:
         """Run the batch and return its logits (R, vocab_size), a view that the next call overwrites.
@@ -76,7 +72,7 @@ class CpuExecutor:
         The caller vouches for the batch: at most `max_batch_tokens` tokens, ids within the vocabulary,
         positions within the blocks of its tables.
         """
-        num_tokens, num_rows = len(batch.token_ids), len(batch.logits_rows)
+        num_tokens = len(batch.token_ids)
         longest, largest_id = int(batch.context_lens.max()), int(batch.token_ids.max())
         assert 0 < num_tokens <= self.max_batch_tokens, num_tokens
         assert longest <= self.num_blocks * BLOCK_TOKENS, (longest, self.num_blocks)
@@ -84,25 +80,18 @@ class CpuExecutor:
         for table in self.memory.rope_tables.values():
             table.reach(longest)
         self._batch.fill(batch)
-        sequences = len(np.unique(batch.slot_of_token))
-        self._run(self._program(self._tiles(num_tokens, num_rows, decode=sequences == num_tokens)))
-        return self.memory.buffers.floats(LOGITS, num_rows)
+        self._run(self._program(self._sizes.for_batch(batch)))
+        return self.memory.buffers.floats(LOGITS, len(batch.logits_rows))
 
     def close(self) -> None:
         """End the threads. Calling it twice is harmless."""
         self._team.close()
 
-    def _kernels(self, packing: Sequence[Instruction]) -> list[Kernel]:
+    def _kernels(self) -> list[Kernel]:
         """Return whatever any batch can need, so that no request has to wait for a compiler."""
-        tiles = [Tiles(tile, tile, queries) for tile, queries in product(TILES, {1, self._attention_tile})]
-        lowered = [instruction for t in tiles for instruction in lower(self.program, self.memory, t)]
-        return [*TEAM_KERNELS, *(instruction.kernel for instruction in (*packing, *lowered))]
-
-    def _tiles(self, num_tokens: int, num_rows: int, decode: bool) -> Tiles:
-        """Return the tiles that suit a batch of this size; `decode`: it has one token of each sequence."""
-        tile = next((t for t in TILES if t >= num_tokens), TILES[-1])
-        row_tile = next((t for t in TILES if t >= num_rows), TILES[-1])
-        return Tiles(tile, row_tile, 1 if decode else self._attention_tile)
+        lowered = [i for tiles in self._sizes.all() for i in lower(self.program, self.memory, tiles)]
+        packing = self.memory.weights.pack_kernels
+        return [*TEAM_KERNELS, *packing, *(instruction.kernel for instruction in lowered)]
 
     def _program(self, tiles: Tiles) -> NDArray[np.int64]:
         if tiles not in self._programs:
@@ -130,7 +119,8 @@ class _BatchMemory:
             self._arrays[name] = self._arena.view(address, (length,), np.int32)
             self.header[PROGRAM_WORDS + BATCH_FIELDS.index(name)] = address
         self._counts = [
-            PROGRAM_WORDS + BATCH_FIELDS.index(n) for n in ("num_tokens", "num_rows", "table_width")
+            PROGRAM_WORDS + BATCH_FIELDS.index(name)
+            for name in ("num_tokens", "num_rows", "table_width", "num_segments", "num_parts")
         ]
 
     def fill(self, batch: ForwardBatch) -> None:
@@ -138,12 +128,9 @@ class _BatchMemory:
         for name, array in self._arrays.items():
             source = getattr(batch, name).reshape(-1)
             array[: len(source)] = source
-        self.header[self._counts] = len(batch.token_ids), len(batch.logits_rows), batch.block_tables.shape[1]
-
-
-def _attention_tile(program: Program) -> int:
-    """Return how many tokens an attention tile has: as many as keep it within MAX_QUERIES queries."""
-    return max(1, MAX_QUERIES // _heads_per_kv(program))
+        num_tokens, width = len(batch.token_ids), batch.block_tables.shape[1]
+        segments = int(batch.positions.max()) // attention.SEGMENT + 1
+        self.header[self._counts] = num_tokens, len(batch.logits_rows), width, segments, num_tokens * segments
 
 
 def _heads_per_kv(program: Program) -> int:
@@ -157,19 +144,27 @@ def _heads_per_kv(program: Program) -> int:
 
 
 def _memory(
-    program: Program, tensors: Mapping[str, Tensor], num_blocks: int, max_batch_tokens: int, threads: int
+    program: Program,
+    tensors: Mapping[str, Tensor],
+    sizes: TileSizes,
+    num_blocks: int,
+    max_batch_tokens: int,
+    threads: int,
 ) -> Memory:
     """Reserve everything the instructions of a program point to."""
-    queries = _attention_tile(program) * _heads_per_kv(program)
+    queries = sizes.attention * _heads_per_kv(program)
     scratch_bytes = padded(attention.scratch_bytes(queries, program.kv.head_dim))
     scratch = Arena(threads * scratch_bytes)
     positions = num_blocks * BLOCK_TOKENS
+    segments = -(-positions // attention.SEGMENT)
+    heads = program.kv.heads * _heads_per_kv(program)
     turns = {(op.frequencies, op.magnitude) for op in program.ops if isinstance(op, Rope)}
     return Memory(
         weights=PackedWeights(program, tensors),
-        buffers=Buffers(program, max_batch_tokens, spare_rows=TILES[-1]),
+        buffers=Buffers(program, max_batch_tokens, spare_rows=sizes.products[-1]),
         kv=KVPool(program.kv, num_blocks),
         rope_tables={turn: RopeTable(*turn, positions) for turn in turns},
         scratch=scratch,
         scratch_bytes=scratch_bytes,
+        states=Arena(attention.states_bytes(SPLIT_TOKENS, segments, heads, program.kv.head_dim)),
     )

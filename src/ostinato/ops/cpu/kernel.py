@@ -29,13 +29,16 @@ BATCH_FIELDS = (
     "block_tables",
     "table_width",
     "logits_rows",
+    "num_segments",
+    "num_parts",
 )
-"""The words of the batch header, in order."""
+"""The words of the batch header, in order. `num_segments`: segments of attention of the longest sequence;
+`num_parts`: tokens times that."""
 
 CALL_FIELDS = ("first", "last", "worker")
 
 WORD_BYTES = 8
-INSTRUCTION_WORDS = 20
+INSTRUCTION_WORDS = 24
 KERNEL, WAIT, COUNT, DIVISOR, FACTOR, LEAST, HEADER_WORDS = range(7)
 """The words of an instruction before its fields: the kernel's address; whether a barrier follows; how
 many items it has:

@@ -89,6 +89,16 @@ def load_bf16(address: int) -> F32:
     _outside()
 
 
+def load_i8(address: int) -> I32:
+    """16 signed bytes, widened."""
+    _outside()
+
+
+def load_u8(address: int) -> I32:
+    """16 unsigned bytes, widened."""
+    _outside()
+
+
 def load_bytes4(address: int) -> I32:
     """The same four consecutive bytes in every lane."""
     _outside()
@@ -224,8 +234,40 @@ def dot4(acc: I32, weights: I32, x: I32) -> I32:
     _outside()
 
 
-def dot4_small(acc: I32, weights: I32, x: I32) -> I32:
-    """As dot4, for weights up to 127 and x above -128, where a cheaper instruction is exact too."""
+def dot4_signed(acc: I32, weights: I32, x: I32) -> I32:
+    """As dot4, for signed weights and x above -128."""
+    _outside()
+
+
+def multiply_pairs(weights: I32, x: I32) -> I32:
+    """Thirty-two 16-bit sums of two neighbouring bytes of unsigned `weights` times signed `x`.
+
+    Exact where no sum reaches 2^15.
+    """
+    _outside()
+
+
+def add_pairs(a: I32, b: I32) -> I32:
+    """Thirty-two 16-bit sums; they wrap."""
+    _outside()
+
+
+def sum_pairs(acc: I32, pairs: I32) -> I32:
+    """acc + the two signed 16-bit numbers of each lane."""
+    _outside()
+
+
+def in_order(value: I32) -> I32:
+    """The value itself. What is computed from it comes after everything before this that is in order too.
+
+    Where registers are few, this keeps LLVM from computing all of a loop's values before it uses one.
+    """
+    _outside()
+
+
+def look_up(indices: I32, first: int, second: int) -> I32:
+    """For each byte below 16 the byte of that number in a table of 16: those of `first`, low ones first,
+    then those of `second`."""
     _outside()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.binding
@@ -12,6 +12,7 @@ from ostinato.ops.cpu.codegen.types import (
     I8,
     I16,
     I32,
+    I64,
     V_BYTES,
     V_I32,
     V_SHORTS,
@@ -55,6 +56,70 @@ def _multiply_add_shorts(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
     return _joined(builder, [builder.call(function, pair) for pair in pairs])
 
 
+def multiply_pairs_avx2(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
+    """`vpmaddubsw` on both halves."""
+    weights, x = (builder.bitcast(a, V_BYTES) for a in args)
+    result, argument = ir.VectorType(I16, 16), ir.VectorType(I8, 32)
+    function = declared(builder, "llvm.x86.avx2.pmadd.ub.sw", result, [argument, argument])
+    pairs = zip(_halves(builder, weights), _halves(builder, x), strict=True)
+    return builder.bitcast(_joined(builder, [builder.call(function, pair) for pair in pairs]), V_I32)
+
+
+def multiply_pairs_generic(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
+    """Even and odd bytes apart, as 16-bit products."""
+    weights, x = (builder.bitcast(a, V_SHORTS) for a in args)
+    eight = constant(V_SHORTS, 8)
+    even = builder.mul(
+        builder.and_(weights, constant(V_SHORTS, 0x00FF)), builder.ashr(builder.shl(x, eight), eight)
+    )
+    odd = builder.mul(builder.lshr(weights, eight), builder.ashr(x, eight))
+    return builder.bitcast(builder.add(even, odd), V_I32)
+
+
+def add_pairs(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
+    """`vpaddw`, which more units of a processor can do than the saturating one."""
+    a, b = (builder.bitcast(value, V_SHORTS) for value in args)
+    return builder.bitcast(builder.add(a, b), V_I32)
+
+
+def in_order_avx2(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
+    """No instruction, but one that LLVM may not move against others of its kind."""
+    half = ir.VectorType(I32, 8)
+    kind = ir.FunctionType(half, [half])
+    parts = [builder.asm(kind, "", "=x,0", [part], side_effect=True) for part in _halves(builder, args[0])]
+    return _joined(builder, parts)
+
+
+def sum_pairs_avx2(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
+    """`vpmaddwd` with ones."""
+    shorts = builder.bitcast(args[1], V_SHORTS)
+    return builder.add(args[0], _multiply_add_shorts(builder, shorts, constant(V_SHORTS, 1)))
+
+
+def sum_pairs_generic(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
+    """Shifts extend the signs of both halves of a lane."""
+    sixteen = constant(V_I32, 16)
+    low = builder.ashr(builder.shl(args[1], sixteen), sixteen)
+    return builder.add(builder.add(args[0], low), builder.ashr(args[1], sixteen))
+
+
+def dot4_signed_avx2(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
+    """|w| times x with the sign of w: `vpmaddubsw` takes one unsigned operand. 2 · 128 · 127 fits 16 bits."""
+    weights, x = (builder.bitcast(a, V_BYTES) for a in args[1:])
+    magnitude = declared(builder, "llvm.abs.v64i8", V_BYTES, [V_BYTES, ir.IntType(1)])
+    argument = ir.VectorType(I8, 32)
+    signed = declared(builder, "llvm.x86.avx2.psign.b", argument, [argument, argument])
+    pairs = zip(_halves(builder, x), _halves(builder, weights), strict=True)
+    turned = _joined(builder, [builder.call(signed, pair) for pair in pairs])
+    products = multiply_pairs_avx2(builder, [builder.call(magnitude, [weights, ir.IntType(1)(0)]), turned])
+    return sum_pairs_avx2(builder, [args[0], products])
+
+
+def dot4_signed_generic(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
+    """Byte by byte in 32-bit lanes."""
+    return _bytewise(builder, args, builder.ashr)
+
+
 def dot4_avx2(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
     """Even and odd bytes apart, as 16-bit products that cannot overflow 32-bit sums."""
     weights, x = (builder.bitcast(a, V_SHORTS) for a in args[1:])
@@ -66,22 +131,51 @@ def dot4_avx2(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
     return builder.add(builder.add(args[0], even), odd)
 
 
-def dot4_small_avx2(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
-    """`vpmaddubsw` then `vpmaddwd`: a pair of products is at most 2 · 127 · 127, which fits 16 bits."""
-    acc, weights, x = args[0], builder.bitcast(args[1], V_BYTES), builder.bitcast(args[2], V_BYTES)
-    result, argument = ir.VectorType(I16, 16), ir.VectorType(I8, 32)
-    function = declared(builder, "llvm.x86.avx2.pmadd.ub.sw", result, [argument, argument])
-    pairs = zip(_halves(builder, weights), _halves(builder, x), strict=True)
-    shorts = _joined(builder, [builder.call(function, pair) for pair in pairs])
-    return builder.add(acc, _multiply_add_shorts(builder, shorts, constant(V_SHORTS, 1)))
-
-
 def dot4_generic(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
-    """Byte by byte in 32-bit lanes: shifts put a byte at the top, shifts back extend its sign (or zeros)."""
+    """Byte by byte in 32-bit lanes."""
+    return _bytewise(builder, args, builder.lshr)
+
+
+def _bytewise(builder: ir.IRBuilder, args: Sequence[Any], extend: Callable[[Any, Any], Any]) -> Any:
+    """Shifts put a byte at the top, shifts back extend its sign, or zeros."""
     acc, weights, x = args
     for byte in range(4):
         to_top = constant(V_I32, 24 - 8 * byte)
         top = constant(V_I32, 24)
-        w = builder.lshr(builder.shl(weights, to_top), top)
+        w = extend(builder.shl(weights, to_top), top)
         acc = builder.add(acc, builder.mul(w, builder.ashr(builder.shl(x, to_top), top)))
     return acc
+
+
+def look_up_x86(builder: ir.IRBuilder, args: Sequence[Any], wide: bool) -> Any:
+    """`vpshufb` looks up in each 128 bits apart; the table is in all of them."""
+    table, indices = _table(builder, args), builder.bitcast(args[0], V_BYTES)
+    if wide:
+        name = "llvm.x86.avx512.pshuf.b.512"
+        return builder.bitcast(
+            builder.call(declared(builder, name, V_BYTES, [V_BYTES, V_BYTES]), [table, indices]), V_I32
+        )
+    kind = ir.VectorType(I8, 32)
+    function = declared(builder, "llvm.x86.avx2.pshuf.b", kind, [kind, kind])
+    pairs = zip(_halves(builder, table), _halves(builder, indices), strict=True)
+    return builder.bitcast(_joined(builder, [builder.call(function, pair) for pair in pairs]), V_I32)
+
+
+def look_up_generic(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
+    """One choice for each entry of the table."""
+    table, indices = _table(builder, args), builder.bitcast(args[0], V_BYTES)
+    found = constant(V_BYTES, 0)
+    undefined = ir.Constant(V_BYTES, ir.Undefined)
+    for entry in range(16):
+        chosen = builder.shuffle_vector(table, undefined, ir.Constant(ir.VectorType(I32, 64), [entry] * 64))
+        found = builder.select(builder.icmp_unsigned("==", indices, constant(V_BYTES, entry)), chosen, found)
+    return builder.bitcast(found, V_I32)
+
+
+def _table(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
+    """The 16 bytes of a table, four times."""
+    words = ir.VectorType(I64, 8)
+    table = ir.Constant(words, ir.Undefined)
+    for i in range(8):
+        table = builder.insert_element(table, args[1 + i % 2], I32(i))
+    return builder.bitcast(table, V_BYTES)

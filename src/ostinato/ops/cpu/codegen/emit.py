@@ -13,7 +13,21 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from ostinato.ops.cpu.codegen.dot import dot4_avx2, dot4_generic, dot4_small_avx2, dot4_vnni
+from ostinato.ops.cpu.codegen.dot import (
+    add_pairs,
+    dot4_avx2,
+    dot4_generic,
+    dot4_signed_avx2,
+    dot4_signed_generic,
+    dot4_vnni,
+    in_order_avx2,
+    look_up_generic,
+    look_up_x86,
+    multiply_pairs_avx2,
+    multiply_pairs_generic,
+    sum_pairs_avx2,
+    sum_pairs_generic,
+)
 from ostinato.ops.cpu.codegen.half import narrow, narrow_scalar, widen, widen_scalar
 from ostinato.ops.cpu.codegen.types import (
     ADDRESS,
@@ -74,6 +88,8 @@ def _memory(native_half: bool) -> dict[str, Any]:
         "load_f32": loads(V_F32, 4, F),
         "load_f16": instruction(F, [ADDRESS], lambda b, a: widen(b, load(b, a[0], V_HALF, 2), half)),
         "load_bf16": instruction(F, [ADDRESS], load_bf16),
+        "load_i8": instruction(I, [ADDRESS], lambda b, a: b.sext(load(b, a[0], V_I8, 1), V_I32)),
+        "load_u8": instruction(I, [ADDRESS], lambda b, a: b.zext(load(b, a[0], V_I8, 1), V_I32)),
         "load_bytes4": instruction(I, [ADDRESS], lambda b, a: splat(b, load(b, a[0], I32, 4), V_I32)),
         "load_splat": instruction(F, [ADDRESS], lambda b, a: splat(b, load(b, a[0], FLOAT, 4), V_F32)),
         "store_f32": stores(F, 4),
@@ -152,15 +168,33 @@ def _largest_magnitude(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
     return builder.bitcast(bits, FLOAT)
 
 
+def _dot_products(target: Target) -> dict[str, Any]:
+    """Only AVX2 works in pairs; the other paths have them for whoever asks."""
+    dot4, dot4_signed, multiply_pairs, sum_pairs = {
+        "avx512": (dot4_vnni, dot4_signed_avx2, multiply_pairs_avx2, sum_pairs_avx2),
+        "avx2": (dot4_avx2, dot4_signed_avx2, multiply_pairs_avx2, sum_pairs_avx2),
+        "generic": (dot4_generic, dot4_signed_generic, multiply_pairs_generic, sum_pairs_generic),
+    }[target.simd]
+
+    def look_up(b: ir.IRBuilder, a: Sequence[Any]) -> Any:
+        return (
+            look_up_generic(b, a) if target.simd == "generic" else look_up_x86(b, a, target.simd == "avx512")
+        )
+
+    return {
+        "dot4": instruction(I, [I, I, I], dot4),
+        "dot4_signed": instruction(I, [I, I, I], dot4_signed),
+        "multiply_pairs": instruction(I, [I, I], multiply_pairs),
+        "add_pairs": instruction(I, [I, I], add_pairs),
+        "sum_pairs": instruction(I, [I, I], sum_pairs),
+        "in_order": instruction(I, [I], in_order_avx2 if target.simd == "avx2" else lambda b, a: a[0]),
+        "look_up": instruction(I, [I, INT, INT], look_up),
+    }
+
+
 def _arithmetic(target: Target) -> dict[str, Any]:
     vector, scalar = f"v{LANES}f32", "f32"
     fused = f"llvm.fma.{vector}" if target.fma else f"llvm.fmuladd.{vector}"
-    flavours: dict[str, tuple[Emit, Emit]] = {
-        "avx512": (dot4_vnni, dot4_vnni),
-        "avx2": (dot4_avx2, dot4_small_avx2),
-        "generic": (dot4_generic, dot4_generic),
-    }
-    exact, small = flavours[target.simd]
 
     def where_less(b: ir.IRBuilder, a: Sequence[Any]) -> Any:
         limit = splat(b, b.trunc(a[1], I32), V_I32)
@@ -168,8 +202,6 @@ def _arithmetic(target: Target) -> dict[str, Any]:
 
     return {
         "fma": instruction(F, [F, F, F], called(fused, V_F32, [V_F32] * 3)),
-        "dot4": instruction(I, [I, I, I], exact),
-        "dot4_small": instruction(I, [I, I, I], small),
         "maximum": instruction(F, [F, F], lambda b, a: _compared(">")(b, a[0], a[1])),
         "minimum": instruction(F, [F, F], lambda b, a: _compared("<")(b, a[0], a[1])),
         "where_less": instruction(F, [I, INT, F, F], where_less),
@@ -232,4 +264,10 @@ def _control() -> dict[str, Any]:
 def implementations(target: Target) -> dict[str, Any]:
     """Return Numba's meaning of every function of simd.py, for this target."""
     native_half = target.simd != "generic" or not is_x86()
-    return {**_memory(native_half), **_conversions(), **_arithmetic(target), **_control()}
+    return {
+        **_memory(native_half),
+        **_conversions(),
+        **_dot_products(target),
+        **_arithmetic(target),
+        **_control(),
+    }

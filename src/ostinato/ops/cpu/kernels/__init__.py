@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ostinato.ops.cpu.kernels import attention, common, kv, matmul, measure, pack, rows, team
+from ostinato.ops.cpu.kernels import attention, common, experts, kv, matmul, measure, pack, rows, team
 from ostinato.ops.cpu.kernels.attention import find
 
-__all__ = ["attention", "common", "find", "kv", "matmul", "measure", "pack", "rows", "team"]
+__all__ = ["attention", "common", "experts", "find", "kv", "matmul", "measure", "pack", "rows", "team"]

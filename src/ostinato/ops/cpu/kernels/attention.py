@@ -9,15 +9,19 @@ A tile is QUERIES queries that read the same KV head: HEADS_PER_KV heads of QUER
 neighbouring tokens of one sequence. Where fewer tokens are left the last one is computed again. The state of
 a tile after some segments is, for each query, the maximum score and the sum of powers of two (16 equal floats
 each), then the weighted sum of values [head_dim].
+
+Where there are few tokens, one of each sequence, segments are items of their own (`_segments`) and are merged
+by `merge_segments`: the same states, merged in the same order.
 """
 
 from __future__ import annotations
 
 from ostinato.ops.batch import BLOCK_TOKENS
-from ostinato.ops.cpu.kernel import REGISTRY, Kernel, inline, variant
-from ostinato.ops.cpu.kernels.common import LOG2_E, exp2
+from ostinato.ops.cpu.kernel import REGISTRY, Kernel, inline, kernel, variant
+from ostinato.ops.cpu.kernels.common import LOG2_E, exp2, tanh
 from ostinato.ops.cpu.kernels.kv import head_block
 from ostinato.ops.cpu.simd import (
+    F32,
     LANES,
     f32,
     fma,
@@ -43,7 +47,7 @@ SEGMENT = 256
 MINUS_INFINITY = float("-inf")
 
 # Constants of the variants, put in before compilation.
-QUERIES, HEADS_PER_KV, VALUE_REGISTERS = 8, 1, 4
+QUERIES, HEADS_PER_KV, KEY_REGISTERS, VALUE_REGISTERS = 8, 1, 2, 4
 
 STATE_HEAD_BYTES = 2 * LANES * 4
 
@@ -61,34 +65,48 @@ def block_at(table: int, position: int) -> int:
 
 
 @inline
-def segment_scores(
-    queries: int, stride: int, first: int, last: int, keys_of: int, block_stride: int, table: int, start: int,
-    length: int, head_dim: int, scale: float, scores: int,
-) -> None:  # fmt: skip
-    """scores[query][position] = scale · log2(e) · q · k; sums go through the dimensions in order."""
-    factor = splat(scale * f32(LOG2_E))
-    for p in range(0, length, BLOCK_TOKENS):
-        keys = keys_of + block_at(table, start + p) * block_stride
-        low = registers(QUERIES, splat(f32(0.0)))
-        high = registers(QUERIES, splat(f32(0.0)))
-        for d in range(head_dim):
-            k_low, k_high = (
-                load_f16(keys + d * 2 * BLOCK_TOKENS),
-                load_f16(keys + d * 2 * BLOCK_TOKENS + 2 * LANES),
-            )
-            for j in static(QUERIES):
-                token = token_of(j, first, last)
-                x = load_splat(queries + (token * stride + j % HEADS_PER_KV * head_dim + d) * 4)
-                low[j] = fma(k_low, x, low[j])
-                high[j] = fma(k_high, x, high[j])
-        for j in static(QUERIES):
-            store_f32(scores + (j * SEGMENT + p) * 4, low[j] * factor)
-            store_f32(scores + (j * SEGMENT + p + LANES) * 4, high[j] * factor)
+def first_seen(position: int, window: int) -> int:
+    """The first position that a token sees; a window of 0 has no end."""
+    return max(0, position + 1 - window) if window > 0 else 0
 
 
 @inline
-def segment_softmax(scores: int, length: int, visible: int, state: int) -> None:
-    """Turn one query's scores into powers of two; only the first `visible` positions count.
+def scaled(product: F32, scale: float, softcap: float) -> F32:
+    """log2(e) times the score of a product of query and key."""
+    if softcap > f32(0.0):
+        score = tanh(product * splat(scale / softcap)) * splat(softcap * f32(LOG2_E))
+    else:
+        score = product * splat(scale * f32(LOG2_E))
+    return score
+
+
+@inline
+def segment_scores(
+    queries: int, stride: int, first: int, last: int, keys_of: int, block_stride: int, table: int, start: int,
+    length: int, head_dim: int, scale: float, softcap: float, scores: int,
+) -> None:  # fmt: skip
+    """scores[query][position], as `scaled`; sums go through the dimensions in order."""
+    for p in range(0, length, LANES * KEY_REGISTERS):
+        keys = keys_of + block_at(table, start + p) * block_stride + p % BLOCK_TOKENS * 2
+        acc = registers(QUERIES * KEY_REGISTERS, splat(f32(0.0)))
+        for d in range(head_dim):
+            k = registers(KEY_REGISTERS, splat(f32(0.0)))
+            for r in static(KEY_REGISTERS):
+                k[r] = load_f16(keys + (d * BLOCK_TOKENS + r * LANES) * 2)
+            for j in static(QUERIES):
+                token = token_of(j, first, last)
+                x = load_splat(queries + (token * stride + j % HEADS_PER_KV * head_dim + d) * 4)
+                for r in static(KEY_REGISTERS):
+                    acc[j * KEY_REGISTERS + r] = fma(k[r], x, acc[j * KEY_REGISTERS + r])
+        for j in static(QUERIES):
+            for r in static(KEY_REGISTERS):
+                out = scores + (j * SEGMENT + p + r * LANES) * 4
+                store_f32(out, scaled(acc[j * KEY_REGISTERS + r], scale, softcap))
+
+
+@inline
+def segment_softmax(scores: int, length: int, hidden: int, visible: int, state: int) -> None:
+    """Turn one query's scores into powers of two; only positions from `hidden` to `visible` count.
 
     Writes maximum and sum to `state`.
     """
@@ -97,6 +115,9 @@ def segment_softmax(scores: int, length: int, visible: int, state: int) -> None:
         score = load_f32(scores + 4 * p)
         if p + LANES > visible:
             score = where_less(lane_numbers() + splat_i32(p), visible, score, splat(f32(MINUS_INFINITY)))
+            store_f32(scores + 4 * p, score)
+        if p < hidden:
+            score = where_less(lane_numbers() + splat_i32(p), hidden, splat(f32(MINUS_INFINITY)), score)
             store_f32(scores + 4 * p, score)
         largest = maximum(largest, score)
     top = splat(max_lanes(largest))
@@ -160,19 +181,31 @@ def finish(state: int, y: int, head_dim: int) -> None:
 
 
 @inline
+def copy_state(state: int, later: int, head_dim: int) -> None:
+    """Begin with the state of a segment, for one query."""
+    for i in range(0, STATE_HEAD_BYTES + 4 * head_dim, 4 * LANES):
+        store_f32(state + i, load_f32(later + i))
+
+
+@inline
 def attend_segment(
     queries: int, stride: int, first: int, last: int, positions: int, keys_of: int, block_stride: int,
-    table: int, start: int, head_dim: int, scale: float, scores: int, state: int,
+    table: int, start: int, head_dim: int, scale: float, window: int, softcap: float, scores: int, state: int,
 ) -> None:  # fmt: skip
     """The state of one tile after the one segment that begins at position `start`."""
     length = min(SEGMENT, get_i32(positions + 4 * last) + 1 - start)
     segment_scores(
-        queries, stride, first, last, keys_of, block_stride, table, start, length, head_dim, scale, scores
-    )
+        queries, stride, first, last, keys_of, block_stride, table, start, length, head_dim, scale, softcap,
+        scores,
+    )  # fmt: skip
     for j in range(QUERIES):
-        visible = get_i32(positions + 4 * token_of(j, first, last)) + 1 - start
+        position = get_i32(positions + 4 * token_of(j, first, last))
         segment_softmax(
-            scores + j * SEGMENT * 4, length, visible, state + j * (STATE_HEAD_BYTES + 4 * head_dim)
+            scores + j * SEGMENT * 4,
+            length,
+            first_seen(position, window) - start,
+            position + 1 - start,
+            state + j * (STATE_HEAD_BYTES + 4 * head_dim),
         )
     values_of = keys_of + head_dim * BLOCK_TOKENS * 2
     segment_values(scores, values_of, block_stride, table, start, length, head_dim, state)
@@ -181,32 +214,26 @@ def attend_segment(
 @inline
 def attend_tile(
     queries: int, q_stride: int, y: int, y_stride: int, first: int, last: int, positions: int, keys_of: int,
-    block_stride: int, table: int, head_dim: int, scale: float, scratch: int,
+    block_stride: int, table: int, head_dim: int, scale: float, window: int, softcap: float, scratch: int,
 ) -> None:  # fmt: skip
-    """Attention of one tile over all positions, segment after segment."""
+    """Attention of one tile over all positions that any of its tokens sees, segment after segment."""
     state_bytes = STATE_HEAD_BYTES + 4 * head_dim
     scores, state = scratch, scratch + QUERIES * SEGMENT * 4
     later = state + QUERIES * state_bytes
-    for start in range(0, get_i32(positions + 4 * last) + 1, SEGMENT):
-        into = state if start == 0 else later
+    begin = first_seen(get_i32(positions + 4 * first), window) // SEGMENT * SEGMENT
+    for start in range(begin, get_i32(positions + 4 * last) + 1, SEGMENT):
+        into = state if start == begin else later
         attend_segment(
-            queries,
-            q_stride,
-            first,
-            last,
-            positions,
-            keys_of,
-            block_stride,
-            table,
-            start,
-            head_dim,
-            scale,
-            scores,
-            into,
-        )
-        if start > 0:
+            queries, q_stride, first, last, positions, keys_of, block_stride, table, start, head_dim, scale,
+            window, softcap, scores, into,
+        )  # fmt: skip
+        if start > begin:
             for j in range(QUERIES):
-                if get_i32(positions + 4 * token_of(j, first, last)) >= start:
+                position = get_i32(positions + 4 * token_of(j, first, last))
+                own = first_seen(position, window) // SEGMENT * SEGMENT
+                if start == own:
+                    copy_state(state + j * state_bytes, later + j * state_bytes, head_dim)
+                elif own < start and start <= position:
                     merge(state + j * state_bytes, later + j * state_bytes, head_dim)
     for j in range(QUERIES):
         out = y + (token_of(j, first, last) * y_stride + j % HEADS_PER_KV * head_dim) * 4
@@ -214,26 +241,10 @@ def attend_tile(
 
 
 def _attention(
-    first: int,
-    last: int,
-    worker: int,
-    num_tokens: int,
-    positions: int,
-    slot_of_token: int,
-    block_tables: int,
-    table_width: int,
-    q: int,
-    y: int,
-    stride: int,
-    pool: int,
-    layers: int,
-    layer: int,
-    kv_heads: int,
-    head_dim: int,
-    scale: float,
-    scratch: int,
-    scratch_bytes: int,
-) -> None:
+    first: int, last: int, worker: int, num_tokens: int, positions: int, slot_of_token: int,
+    block_tables: int, table_width: int, q: int, y: int, stride: int, pool: int, layers: int, layer: int,
+    kv_heads: int, head_dim: int, scale: float, window: int, softcap: float, scratch: int, scratch_bytes: int,
+) -> None:  # fmt: skip
     """An item is a KV head of a tile of tokens."""
     tile_tokens = QUERIES // HEADS_PER_KV
     block_stride = head_block(0, 1, layers, 0, kv_heads, 0, head_dim)
@@ -246,21 +257,52 @@ def _attention(
             while final + 1 < end and get_i32(slot_of_token + 4 * (final + 1)) == slot:
                 final += 1
             attend_tile(
-                q + offset,
-                stride,
-                y + offset,
-                stride,
-                begin,
-                final,
-                positions,
-                head_block(pool, 0, layers, layer, kv_heads, head, head_dim),
-                block_stride,
-                block_tables + slot * table_width * 4,
-                head_dim,
-                scale,
+                q + offset, stride, y + offset, stride, begin, final, positions,
+                head_block(pool, 0, layers, layer, kv_heads, head, head_dim), block_stride,
+                block_tables + slot * table_width * 4, head_dim, scale, window, softcap,
                 scratch + worker * scratch_bytes,
-            )
+            )  # fmt: skip
             begin = final + 1
+
+
+def _segments(
+    first: int, last: int, worker: int, num_segments: int, positions: int, slot_of_token: int,
+    block_tables: int, table_width: int, q: int, stride: int, pool: int, layers: int, layer: int,
+    kv_heads: int, head_dim: int, scale: float, window: int, softcap: float, scratch: int, scratch_bytes: int,
+    states: int,
+) -> None:  # fmt: skip
+    """An item is a KV head of a segment of a token; its state is the one of that number in `states`."""
+    block_stride = head_block(0, 1, layers, 0, kv_heads, 0, head_dim)
+    for n in range(first, last):
+        head, start, t = n % kv_heads, n // kv_heads % num_segments * SEGMENT, n // kv_heads // num_segments
+        position = get_i32(positions + 4 * t)
+        if start <= position and first_seen(position, window) < start + SEGMENT:
+            attend_segment(
+                q + head * HEADS_PER_KV * head_dim * 4, stride, t, t, positions,
+                head_block(pool, 0, layers, layer, kv_heads, head, head_dim), block_stride,
+                block_tables + get_i32(slot_of_token + 4 * t) * table_width * 4, start, head_dim, scale,
+                window, softcap, scratch + worker * scratch_bytes,
+                states + n * QUERIES * (STATE_HEAD_BYTES + 4 * head_dim),
+            )  # fmt: skip
+
+
+@kernel
+def merge_segments(
+    first: int, last: int, num_segments: int, positions: int, y: int, stride: int, kv_heads: int,
+    heads_per_kv: int, head_dim: int, window: int, states: int,
+) -> None:  # fmt: skip
+    """Merge the states that `_segments` left. An item is a query head of a token."""
+    state_bytes = STATE_HEAD_BYTES + 4 * head_dim
+    heads = kv_heads * heads_per_kv
+    for n in range(first, last):
+        t, head = n // heads, n % heads
+        position = get_i32(positions + 4 * t)
+        apart = heads * state_bytes
+        begin = first_seen(position, window) // SEGMENT
+        state = states + t * num_segments * apart + head * state_bytes
+        for s in range(begin + 1, position // SEGMENT + 1):
+            merge(state + begin * apart, state + s * apart, head_dim)
+        finish(state + begin * apart, y + (t * stride + head * head_dim) * 4, head_dim)
 
 
 def scratch_bytes(queries: int, head_dim: int) -> int:
@@ -268,22 +310,53 @@ def scratch_bytes(queries: int, head_dim: int) -> int:
     return queries * (SEGMENT * 4 + 2 * (STATE_HEAD_BYTES + 4 * head_dim))
 
 
-def attention_kernel(queries: int, heads_per_kv: int, head_dim: int) -> Kernel:
+def states_bytes(tokens: int, segments: int, heads: int, head_dim: int) -> int:
+    """Bytes of the states of so many tokens and segments each."""
+    return tokens * segments * heads * (STATE_HEAD_BYTES + 4 * head_dim)
+
+
+def accumulators(simd: str) -> int:
+    """Return how many registers of a path can hold sums while others hold what is added."""
+    return 24 if simd == "avx512" else 6
+
+
+def queries(simd: str) -> int:
+    """Return how many queries a tile of a path has at most."""
+    return 8 if simd == "avx512" else 6
+
+
+def attention_kernel(queries: int, heads_per_kv: int, head_dim: int, accumulators: int = 24) -> Kernel:
     """Return the kernel for tiles of this many queries."""
-    wanted = (4, 2, 1) if 4 * queries <= 24 else (2, 1) if 2 * queries <= 24 else (1,)
-    value_registers = next(r for r in wanted if head_dim % (LANES * r) == 0)
-    return _named(f"attention_q{queries}_g{heads_per_kv}_v{value_registers}")
+    return _named(f"attention_q{queries}_g{heads_per_kv}{_registers(queries, head_dim, accumulators)}")
+
+
+def segments_kernel(heads_per_kv: int, head_dim: int, accumulators: int = 24) -> Kernel:
+    """Return the kernel that takes segments apart."""
+    return _named(f"segments_g{heads_per_kv}{_registers(heads_per_kv, head_dim, accumulators)}")
+
+
+def _registers(queries: int, head_dim: int, accumulators: int) -> str:
+    """Return how many registers of keys and of values a kernel works on at a time, as part of its name."""
+    fitting = [r for r in (4, 2, 1) if r * queries <= accumulators] or [1]
+    values = next(r for r in (*fitting, 1) if head_dim % (LANES * r) == 0)
+    return f"_k{min(2, fitting[0])}_v{values}"
 
 
 def _named(name: str) -> Kernel:
     """Return the kernel whose name spells out its constants, registered when first asked for."""
     if name not in REGISTRY:
-        queries, heads_per_kv, value_registers = (int(part[1:]) for part in name.split("_")[1:])
-        constants = {"QUERIES": queries, "HEADS_PER_KV": heads_per_kv, "VALUE_REGISTERS": value_registers}
-        variant(_attention, name, **constants)
+        kind, *parts = name.split("_")
+        constants = {NAMES[part[0]]: int(part[1:]) for part in parts}
+        if kind == "segments":
+            variant(_segments, name, QUERIES=constants["HEADS_PER_KV"], **constants)
+        else:
+            variant(_attention, name, **constants)
     return REGISTRY[name]
+
+
+NAMES = {"q": "QUERIES", "g": "HEADS_PER_KV", "k": "KEY_REGISTERS", "v": "VALUE_REGISTERS"}
 
 
 def find(name: str) -> Kernel:
     """Return the kernel of this name, of any module; KeyError if there is none."""
-    return _named(name) if name.startswith("attention_") else REGISTRY[name]
+    return _named(name) if name.startswith(("attention_", "segments_")) else REGISTRY[name]

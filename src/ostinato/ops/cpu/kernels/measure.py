@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from ostinato.ops.cpu.kernel import kernel
-from ostinato.ops.cpu.simd import dot4_small, load_i32, registers, splat_i32, static, store_i32
+from ostinato.ops.cpu.simd import dot4, load_i32, multiply_pairs, registers, splat_i32, static, store_i32
 
 PIECE = 1 << 16
 """Bytes of one item of `read_memory`."""
+
+PAIRS = 0
+"""Put in before compilation: whether the target multiplies in pairs of bytes."""
 
 ROUNDS = 1000
 """Rounds of 16 dot products in one item of `multiply_bytes`."""
@@ -32,7 +35,10 @@ def multiply_bytes(first: int, last: int, worker: int, sink: int) -> None:
     x, y = splat_i32(first), splat_i32(last)
     for _ in range((last - first) * ROUNDS):
         for j in static(16):
-            acc[j] = dot4_small(acc[j], x, y)
+            if PAIRS:
+                acc[j % 4] = multiply_pairs(acc[j % 4], y)
+            else:
+                acc[j] = dot4(acc[j], x, y)
     for j in static(16):
         store_i32(sink + (worker * 16 + j) * 64, acc[j])
 

@@ -6,15 +6,16 @@ An item is a panel of 16 rows.
 from __future__ import annotations
 
 from ostinato.ops.cpu.kernel import Kernel, inline, variant
-from ostinato.ops.cpu.packing import GROUP_COLUMNS, LAYOUTS, Layout
-from ostinato.ops.cpu.simd import LANES, get_i32, get_u16, set_i32, set_u16, static
+from ostinato.ops.cpu.kernels import blocks
+from ostinato.ops.cpu.kernels.blocks import columns, factor_offset, sub_minimum, sub_scale
+from ostinato.ops.cpu.packing import LAYOUTS
+from ostinato.ops.cpu.simd import LANES, get_i32, get_u8, get_u16, set_i32, set_u8, set_u16
 
 # Constants of the variants, put in before compilation.
-BITS, MINIMA, GROUP_BYTES, BLOCK_BYTES, FLIP = 4, 0, 288, 18, 0
+FILE_BLOCK_BYTES = 18
+LOW, HIGH, GROUPS, SUBS, MINIMA, E8M0 = 4, 0, 1, 0, 0, 0
+VALUE_BYTES, BLOCK_BYTES, SUB_SCALES, SUB_MINIMA, FACTORS, MINIMA_FACTORS = 256, 288, 0, 0, 0, 0
 ELEMENT_BYTES = 2
-
-FLIP_SIGNS = -0x7F7F7F80
-"""0x80808080 as an int32: turns a signed byte w into the unsigned w + 128."""
 
 
 @inline
@@ -27,20 +28,63 @@ def source_row(row: int, paired_dim: int) -> int:
     return head * paired_dim + (2 * i if i < half else 2 * (i - half) + 1)
 
 
+@inline
+def pack_values(block: int, group: int, values: int) -> None:
+    """Write one row's values of a group into its planes; `values`: those of the row's lane."""
+    if LOW == 8:
+        for j in range(8):
+            set_i32(values + 64 * j, columns(block, group, j))
+    elif LOW == 4:
+        for j in range(4):
+            low, high = columns(block, group, j), columns(block, group, j + 4)
+            set_i32(values + 64 * j, (low & 0x0F0F0F0F) | ((high & 0x0F0F0F0F) << 4))
+    else:
+        for k in range(2):
+            word = 0
+            for j in range(4):
+                word = word | ((columns(block, group, 4 * k + j) & 0x03030303) << (2 * j))
+            set_i32(values + 64 * k, word)
+    if HIGH == 1:
+        word = 0
+        for j in range(8):
+            word = word | (((columns(block, group, j) >> LOW) & 0x01010101) << j)
+        set_i32(values + 64 * LOW, word)
+    if HIGH == 2:
+        for k in range(2):
+            word = 0
+            for j in range(4):
+                word = word | (((columns(block, group, 4 * k + j) >> LOW) & 0x03030303) << (2 * j))
+            set_i32(values + 64 * (LOW + k), word)
+
+
+@inline
+def pack_block(block: int, packed: int, lane: int) -> None:
+    """Write one row of a super-block."""
+    for group in range(GROUPS):
+        pack_values(block, group, packed + group * VALUE_BYTES + 4 * lane)
+    if SUBS:
+        for index in range(GROUPS * SUBS):
+            set_u8(packed + SUB_SCALES + 16 * index + lane, sub_scale(block, index))
+    if MINIMA == 2:
+        for index in range(GROUPS):
+            set_u8(packed + SUB_MINIMA + 16 * index + lane, sub_minimum(block, index))
+    if E8M0:
+        set_u8(packed + FACTORS + lane, get_u8(block))
+    else:
+        set_u16(packed + FACTORS + 2 * lane, get_u16(block + factor_offset()))
+    if MINIMA:
+        set_u16(packed + MINIMA_FACTORS + 2 * lane, get_u16(block + factor_offset() + 2))
+
+
 def _quantized(
     first: int, last: int, source: int, packed: int, rows: int, groups: int, paired_dim: int
 ) -> None:
+    supers = groups // GROUPS
     for r in range(first, last):
         for lane in range(min(LANES, rows - r * LANES)):
-            row = source + source_row(r * LANES + lane, paired_dim) * groups * BLOCK_BYTES
-            for g in range(groups):
-                block = row + g * BLOCK_BYTES
-                group = packed + (r * groups + g) * GROUP_BYTES
-                for j in static(BITS):
-                    set_i32(group + 64 * j + 4 * lane, get_i32(block + 2 + 2 * MINIMA + 4 * j) ^ FLIP)
-                set_u16(group + 64 * BITS + 2 * lane, get_u16(block))
-                if MINIMA:
-                    set_u16(group + 64 * BITS + 32 + 2 * lane, get_u16(block + 2))
+            row = source + source_row(r * LANES + lane, paired_dim) * supers * FILE_BLOCK_BYTES
+            for s in range(supers):
+                pack_block(row + s * FILE_BLOCK_BYTES, packed + (r * supers + s) * BLOCK_BYTES, lane)
 
 
 def _floating(
@@ -57,24 +101,22 @@ def _floating(
                     set_u16(panel + (k * LANES + lane) * 2, get_u16(row + 2 * k))
 
 
-def _variant(layout: Layout) -> Kernel:
-    name = f"pack_{layout.name}"
+def _variant(type_name: str) -> Kernel:
+    layout = LAYOUTS[type_name]
     if not layout.quantized:
-        if layout.bits == 32:
-            return variant(_floating, name, ELEMENT_BYTES=4)
+        if layout.low == 32:
+            return variant(_floating, f"pack_{layout.name}", ELEMENT_BYTES=4)
         return variant(_floating, "pack_16bit", ELEMENT_BYTES=2)
-    block_bytes = layout.bits * GROUP_COLUMNS // 8 + 2 + 2 * layout.minima
-    return variant(
-        _quantized,
-        name,
-        BITS=layout.bits,
-        MINIMA=int(layout.minima),
-        GROUP_BYTES=layout.group_bytes,
-        BLOCK_BYTES=block_bytes,
-        FLIP=FLIP_SIGNS if layout.bits == 8 else 0,
-    )
+    constants = {"TYPE": getattr(blocks, type_name), "FILE_BLOCK_BYTES": FILE_BLOCKS[type_name]}
+    return variant(_quantized, f"pack_{layout.name}", **constants, **layout.constants())
 
 
-PACK = {layout: _variant(layout) for layout in LAYOUTS.values() if layout.name != "bf16"}
-"""The kernel that packs each layout."""
-PACK[LAYOUTS["BF16"]] = PACK[LAYOUTS["F16"]]
+FILE_BLOCKS = {
+    "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "Q2_K": 84, "Q3_K": 110, "Q4_K": 144,
+    "Q5_K": 176, "Q6_K": 210, "IQ4_NL": 18, "IQ4_XS": 136, "MXFP4": 17,
+}  # fmt: skip
+"""Bytes of a block in the file."""
+
+PACK = {name: _variant(name) for name in LAYOUTS if name != "BF16"}
+"""The kernel that packs each tensor type."""
+PACK["BF16"] = PACK["F16"]

@@ -1,0 +1,27 @@
+"""Open a model, whatever its format."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeAlias
+
+from ostinato.weights.checkpoint import Checkpoint, open_checkpoint
+from ostinato.weights.folder_names import SUFFIX
+from ostinato.weights.gguf import GGUFFile, open_gguf
+
+OpenModel: TypeAlias = GGUFFile | Checkpoint
+_CHECKPOINT_SUFFIXES = (SUFFIX, f"{SUFFIX}.index.json")
+
+
+def open_model(path: str | os.PathLike[str]) -> OpenModel:
+    """Open a GGUF file, a folder of safetensors, or a file of such a folder.
+
+    Raises:
+        ModelNotFoundError: there is no such file.
+        ModelFileError: it cannot be read, is damaged, or is neither.
+        UnsupportedModelError: a folder of an architecture that is not built.
+    """
+    path = Path(path)
+    is_checkpoint = path.is_dir() or path.name.endswith(_CHECKPOINT_SUFFIXES)
+    return open_checkpoint(path) if is_checkpoint else open_gguf(path)

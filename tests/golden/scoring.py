@@ -1,0 +1,52 @@
+"""Texts with golden log-probabilities, and how an executor's logits for them are scored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinato.ops.batch import Executor, ForwardBatch
+
+CHUNK, NUM_BLOCKS = 256, 64
+BLOCKS = np.random.default_rng(0).permutation(NUM_BLOCKS).tolist()
+
+LOGPROB_BOUND = 2e-3
+"""Of every listed log-probability: float32 sums in another order, and four decimals in the data."""
+
+NLL_BOUND = 1e-3
+"""Of the mean negative log-likelihood of a text."""
+
+
+def golden_texts(model: str) -> dict[str, dict[str, Any]]:
+    """Return the golden data of a built-in model, text by text."""
+    path = Path(__file__).parents[1] / "data" / f"logits_{model}.json"
+    texts: dict[str, dict[str, Any]] = json.loads(path.read_text())
+    return texts
+
+
+def logits_of(executor: Executor, ids: list[int], chunk: int = CHUNK) -> Iterator[NDArray[np.float32]]:
+    """Run a text, and yield the logits of all its tokens, a chunk at a time."""
+    for start in range(0, len(ids), chunk):
+        part = ids[start : start + chunk]
+        yield executor.forward(ForwardBatch.single(part, start, BLOCKS, list(range(len(part)))))
+
+
+def continuation(executor: Executor, ids: list[int], token_id: int, length: int) -> list[int]:
+    """Return `length` tokens, each the likeliest after those before it; the first is given."""
+    written = [token_id]
+    while len(written) < length:
+        position = len(ids) + len(written) - 1
+        written.append(int(executor.forward(ForwardBatch.single(written[-1:], position, BLOCKS))[0].argmax()))
+    return written
+
+
+def log_softmax(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    y = x.astype(np.float64)
+    y -= y.max(axis=-1, keepdims=True)
+    y -= np.log(np.exp(y).sum(axis=-1, keepdims=True))
+    return y
