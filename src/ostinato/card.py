@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.chat.vocabulary import read_chat_template
+from ostinato.chat.end_tokens import end_ids
+from ostinato.chat.sources import defaults_of, vocabulary_of
+from ostinato.chat.vocabulary import Vocabulary, read_chat_template
+from ostinato.errors import ModelFileError
 from ostinato.models.keys import architecture
 from ostinato.weights.opened import open_model
 from ostinato.weights.quantize import format_named, quantized
@@ -24,7 +27,11 @@ class TensorTypeShare:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model file at a glance. What the file does not say is None."""
+    """A model file at a glance. What the file does not say is None.
+
+    end_tokens: the texts of the tokens that end an answer, None where the tokenizer cannot be read. sampling:
+    what the makers say of it, None where they say nothing; ignored_sampling: what of that is ignored and why.
+    """
 
     path: Path
     size_bytes: int
@@ -35,6 +42,9 @@ class ModelCard:
     vocab_size: int | None
     tensor_types: dict[str, TensorTypeShare]
     has_template: bool
+    end_tokens: tuple[str, ...] | None
+    sampling: dict[str, float] | None
+    ignored_sampling: tuple[str, ...]
     licence: str | None
 
 
@@ -53,6 +63,7 @@ def describe(
     target = None if quantize is None else format_named(quantize)
     with open_model(resolve(name, pull=pull, progress=progress)) as file:
         loaded = file if target is None else quantized(file, target)
+        vocabulary, defaults = _vocabulary(file), defaults_of(file.path, file.metadata)
         return ModelCard(
             path=file.path,
             size_bytes=file.size_bytes,
@@ -60,11 +71,29 @@ def describe(
             architecture=architecture(file),
             parameters=sum(tensor.num_elements for tensor in file.tensors.values()),
             context_length=_number(file, f"{architecture(file)}.context_length"),
-            vocab_size=_length(file, "tokenizer.ggml.tokens"),
+            vocab_size=None if vocabulary is None else len(vocabulary.tokens),
             tensor_types=_tensor_types(loaded),
-            has_template=read_chat_template(file.metadata) is not None,
+            has_template=_template(file, vocabulary) is not None,
+            end_tokens=None if vocabulary is None else _end_tokens(vocabulary),
+            sampling=None if defaults.sampling is None else defaults.sampling.changed(),
+            ignored_sampling=defaults.ignored,
             licence=_text(file, "general.license"),
         )
+
+
+def _vocabulary(file: ModelFile) -> Vocabulary | None:
+    try:
+        return vocabulary_of(file.path, file.metadata)
+    except ModelFileError:  # which loading will say; the rest of the card is still true
+        return None
+
+
+def _template(file: ModelFile, vocabulary: Vocabulary | None) -> str | None:
+    return read_chat_template(file.metadata) if vocabulary is None else vocabulary.chat_template
+
+
+def _end_tokens(vocabulary: Vocabulary) -> tuple[str, ...]:
+    return tuple(vocabulary.tokens[token_id] for token_id in sorted(end_ids(vocabulary)))
 
 
 def _tensor_types(file: ModelFile) -> dict[str, TensorTypeShare]:
@@ -86,8 +115,3 @@ def _text(file: ModelFile, key: str) -> str | None:
 def _number(file: ModelFile, key: str) -> int | None:
     value = file.metadata.get(key)
     return value if isinstance(value, int) else None
-
-
-def _length(file: ModelFile, key: str) -> int | None:
-    value = file.metadata.get(key)
-    return len(value) if isinstance(value, list) else None

@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from ostinato.answer import Completion
+from ostinato.chat.sources import defaults_of, tokenizer_of
 from ostinato.chat.template import ChatTemplate
 from ostinato.chat.tokenizer import Tokenizer
-from ostinato.chat.vocabulary import read_chat_template
 from ostinato.config import DEFAULT_MODEL
 from ostinato.engine.engine import Engine
 from ostinato.engine.request import Request
@@ -22,6 +22,8 @@ from ostinato.kvcache.blocks import blocks_for
 from ostinato.models import build_program
 from ostinato.ops.cpu.executor import CpuExecutor
 from ostinato.options import Options
+from ostinato.sampling.defaults import ModelDefaults
+from ostinato.sampling.params import SamplingParams
 from ostinato.stream import Dispatcher, Stream
 from ostinato.telemetry.timeline import Timeline, clock
 from ostinato.weights.opened import open_model
@@ -37,26 +39,35 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Model:
-    """A model in memory, ready to write. Made by `load`; a context manager that closes it."""
+    """A model in memory, ready to write. Made by `load`; a context manager that closes it.
+
+    `defaults` is how its makers say to sample it, which is done where a request says nothing of sampling.
+    """
 
     def __init__(
-        self, name: str, file: ModelFile, tokenizer: Tokenizer, executor: CpuExecutor, context_length: int
+        self,
+        name: str,
+        file: ModelFile,
+        tokenizer: Tokenizer,
+        defaults: ModelDefaults,
+        executor: CpuExecutor,
+        context_length: int,
     ) -> None:
         self.name = name
         self.path = file.path
         self.context_length = context_length
         self.tokenizer = tokenizer
+        self.defaults = defaults
         self.threads = executor.threads
         self.simd = executor.library.target.simd
         self.weight_bytes_per_token = executor.memory.weights.bytes_per_token
-        self._metadata = file.metadata
         self._engine = Engine(executor, context_length)
         self._dispatcher = Dispatcher(self._engine)
 
     @property
     def has_template(self) -> bool:
         """Whether the model has a chat template; without one it is a base model, which completes text."""
-        return read_chat_template(self._metadata) is not None
+        return self.tokenizer.vocabulary.chat_template is not None
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -66,10 +77,7 @@ class Model:
             NoTemplateError: it has none: it is a base model, which completes text.
             TemplateError: its template is broken.
         """
-        tokenizer = self.tokenizer
-        return ChatTemplate.from_metadata(
-            self._metadata, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
-        )
+        return ChatTemplate.of(self.tokenizer.vocabulary)
 
     def generate(self, prompt: str | Sequence[int], options: Options = DEFAULTS) -> Completion:
         """Continue a raw text, or token ids, and return the whole answer; see `stream`."""
@@ -129,7 +137,7 @@ class Model:
         stop_token_ids = frozenset(token_id for token_id in found if token_id is not None)
         request = Request(
             prompt_ids=tuple(prompt_ids),
-            sampling=options.sampling,
+            sampling=options.sampling or self.defaults.sampling or SamplingParams(),
             max_tokens=options.max_tokens,
             min_tokens=options.min_tokens,
             ignore_eos=options.ignore_eos,
@@ -148,6 +156,7 @@ def load(
     threads: int | None = None,
     context_length: int | None = None,
     simd: str | None = None,
+    pre_tokenizer: str | None = None,
     quantize: str | None = None,
     progress: Progress | None = None,
     report: Callable[[int, int], None] | None = None,
@@ -160,6 +169,7 @@ def load(
         context_length: the most tokens of prompt and answer together; by default what the model was trained
         for.
         simd: avx512, avx2 or generic; by default the best of this processor, or `OSTINATO_SIMD`.
+        pre_tokenizer: the rule by which text is cut into words, where the file names none or a wrong one.
         quantize: q8_0 or q4_1: what matrices of floats become while loading; by default they stay.
         progress: told how far a download is.
         report: called with (kernels done, kernels in all) when kernels have to be compiled.
@@ -168,8 +178,8 @@ def load(
         ModelNotFoundError, DownloadError: the name leads nowhere, or cannot be fetched.
         ModelFileError, UnsupportedModelError: the file is damaged, or not of a kind that is built.
         KernelError: the kernels cannot be compiled.
-        InvalidRequestError: `threads`, `context_length`, `simd` or `quantize` is out of range, or there is
-        nothing to quantise.
+        InvalidRequestError: `threads`, `context_length`, `simd`, `pre_tokenizer` or `quantize` is not
+            allowed, or there is nothing to quantise.
     """
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise InvalidRequestError(f"threads is {threads}; 1 to {MAX_THREADS} are allowed", "threads")
@@ -178,7 +188,9 @@ def load(
         file = opened if target is None else quantized(opened, target)
         program = build_program(file, context_length)
         context_length = _context_length(context_length, program.context_length)
-        tokenizer = Tokenizer.from_metadata(file.metadata)
+        tokenizer = tokenizer_of(
+            file.path, file.metadata, vocab_size=program.vocab_size, pre_tokenizer=pre_tokenizer
+        )
         if tokenizer.vocab_size != program.vocab_size:
             sizes = f"{tokenizer.vocab_size} tokens, the model {program.vocab_size}"
             raise ModelFileError(f"{file.path}: the tokenizer has {sizes}")
@@ -190,7 +202,7 @@ def load(
             simd=simd,
             report=report,
         )
-        return Model(name, file, tokenizer, executor, context_length)
+        return Model(name, file, tokenizer, defaults_of(file.path, file.metadata), executor, context_length)
 
 
 def _context_length(asked: int | None, trained: int) -> int:

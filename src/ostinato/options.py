@@ -19,7 +19,7 @@ def _documented(default: Any, meaning: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """When to stop, what to report, how to sample.
+    """When to stop, what to report, how to sample: as the model's makers say, where `sampling` is None.
 
     Raises:
         InvalidRequestError: a stop string is empty or not a text; `candidates` is negative. Limits are
@@ -36,7 +36,7 @@ class Options:
     logprobs: bool = _documented(False, "report the log-probability of each token")
     candidates: int = _documented(0, "report this many of the likeliest tokens with each choice")
     use_cache: bool = _documented(True, "use keys and values of earlier requests, and keep this one's")
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

@@ -9,7 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from fakes.tiny_gguf import CONTEXT, base_model, chat_model, float_model
+from fakes.tiny_gguf import (
+    CONTEXT,
+    base_model,
+    chat_model,
+    float_model,
+    opinionated_model,
+    write_model,
+)
+from fakes.vocabularies import smollm2
 
 from ostinato.cli.app import main
 
@@ -130,6 +138,66 @@ def test_every_sampling_value_reaches_the_sampler(capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out)["token_ids"] == [500] * 6
     assert run("Hello", "-t", "0", "--logit-bias", "500=100", "--stop-token-id", "500", "--json") == 0
     assert json.loads(capsys.readouterr().out)["finish_reason"] == "stop"
+
+
+def sampling_in_effect(capsys: Capture, model: Path, *flags: str) -> dict[str, float]:
+    assert call("run", "-m", str(model), "-n", "2", "Hello", "--json", *flags) == 0
+    sampling: dict[str, float] = json.loads(capsys.readouterr().out)["sampling"]
+    return sampling
+
+
+def test_flags_come_before_the_models_defaults_and_those_before_ours(capsys: Capture) -> None:
+    ours = sampling_in_effect(capsys, chat_model())
+    assert (ours["temperature"], ours["min_p"], ours["top_k"], ours["repetition_penalty"]) == (
+        0.7,
+        0.05,
+        0,
+        1.1,
+    )
+    theirs = sampling_in_effect(capsys, opinionated_model())
+    assert (theirs["temperature"], theirs["min_p"], theirs["top_k"]) == (1.0, 0.25, 3)
+    assert (theirs["repetition_penalty"], theirs["seed"]) == (1.0, 0)
+    asked = sampling_in_effect(capsys, opinionated_model(), "-t", "0.2", "--min-p", "0", "--seed", "5")
+    assert (asked["temperature"], asked["min_p"], asked["top_k"], asked["seed"]) == (0.2, 0.0, 3, 5)
+
+
+def test_what_is_ignored_of_a_models_defaults_is_said_once(capsys: Capture) -> None:
+    assert call("run", "-m", str(opinionated_model()), "-n", "2", "Hello", "--no-stats") == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("ignored of the model's defaults: general.sampling.temp: temperature is -1.0")
+
+
+def test_the_card_shows_defaults_and_end_tokens(capsys: Capture) -> None:
+    """B48 and B10: what will be in effect can be seen before."""
+    assert call("models", "show", str(opinionated_model())) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["sampling"] == "top_k 3, min_p 0.25"
+    assert lines["ignored"].startswith("general.sampling.temp: ")
+    assert lines["end"].split()[:3] == ["tokens", "<|endoftext|>", "<|im_end|>"]
+    assert call("models", "show", str(chat_model()), "--json") == 0
+    card = json.loads(capsys.readouterr().out)
+    assert card["sampling"] is None and "<|im_end|>" in card["end_tokens"]
+
+
+def test_the_card_of_a_model_whose_tokenizer_is_not_built(capsys: Capture) -> None:
+    path = str(write_model("other", smollm2(model="bert")))
+    assert call("models", "show", path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "end tokens     unknown" in lines and "chat template  yes" in lines
+    assert call("run", "-m", path, "Hello") == 1
+    assert "'bert': this kind of tokenizer is not built" in one_error_line(capsys)
+
+
+def test_a_file_whose_rule_for_words_is_unknown(capsys: Capture) -> None:
+    """B68: an error that says how to go on, and going on so."""
+    path = str(write_model("unnamed", smollm2(pre="mystery")))
+    assert call("run", "-m", path, "Hello") == 1
+    assert "--pre-tokenizer NAME" in one_error_line(capsys)
+    assert call("run", "-m", path, "-n", "2", "Hello", "--pre-tokenizer", "smollm") == 0
+    capsys.readouterr()
+    assert call("run", "-m", path, "Hello", "--pre-tokenizer", "smol") == 2
+    assert "pre_tokenizer is 'smol'" in one_error_line(capsys)
+    assert call("models", "show", path) == 0
 
 
 def missing(folder: Path) -> str:

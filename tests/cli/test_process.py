@@ -45,7 +45,7 @@ def test_ctrl_c_ends_an_answer_with_its_text_and_numbers() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_ctrl_c_before_an_answer_is_one_line() -> None:
     code = "import os, signal, sys; from ostinato.cli import app, terminal\n"
-    code += "def load(*_): os.kill(os.getpid(), signal.SIGINT)\n"
+    code += "def load(*_, **__): os.kill(os.getpid(), signal.SIGINT)\n"
     code += f"terminal.load = load; app.main(['run', '-m', {str(chat_model())!r}, 'Hello'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "error: interrupted\n")

@@ -78,6 +78,7 @@ def test_an_end_token_as_the_last_allowed_token_is_a_stop() -> None:
 
 
 def test_ignore_eos_goes_on_but_a_stop_token_still_stops() -> None:
+    """B11."""
     request = ask([3], end_token_ids=frozenset({5}), stop_token_ids=frozenset({8}), ignore_eos=True)
     (events,) = run(make_engine(), request).values()
     assert tokens(events) == [4, 5, 6, 7, 8]
@@ -102,6 +103,7 @@ def test_a_long_prompt_is_read_in_chunks_and_only_the_last_gives_a_token() -> No
 
 
 def test_requests_share_steps_and_each_gets_what_it_would_alone() -> None:
+    """B72."""
     requests = [ask([i] * (3 * i + 1), max_tokens=5 + i) for i in range(5)]
     together = run(make_engine(num_blocks=40), *requests)
     alone = [run(make_engine(), request) for request in requests]

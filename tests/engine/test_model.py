@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fakes.tiny_gguf import CONTEXT, base_model, chat_model
+from fakes.tiny_gguf import CONTEXT, base_model, chat_model, opinionated_model, write_model
+from fakes.vocabularies import smollm2
 
 import ostinato
 from ostinato import Model, Options, SamplingParams
@@ -15,6 +16,7 @@ from ostinato.errors import (
     ModelNotFoundError,
     NoTemplateError,
     TemplateError,
+    UnsupportedModelError,
 )
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -146,3 +148,28 @@ def test_a_smaller_context_holds() -> None:
         completion = small.generate([5] * 30, Options(ignore_eos=True))
         assert completion.usage.total_tokens == 40
         assert completion.finish_reason == "length"
+
+
+def test_a_models_defaults_are_used_where_a_request_says_nothing() -> None:
+    """B48: the settings in effect are those that can be seen."""
+    with ostinato.load(str(opinionated_model())) as opinionated:
+        theirs = opinionated.defaults.sampling
+        assert theirs == SamplingParams(top_k=3, min_p=0.25)
+        assert opinionated.defaults.ignored[0].startswith("general.sampling.temp: temperature is -1.0")
+        seeds = range(40)
+        as_they_say = {opinionated.generate("Hello", Options(max_tokens=1)).token_ids for _ in seeds}
+        as_asked = {
+            opinionated.generate("Hello", Options(max_tokens=1, sampling=SamplingParams(seed=seed))).token_ids
+            for seed in seeds
+        }
+        assert len(as_they_say) <= 3 < len(as_asked)
+
+
+def test_a_rule_for_words_may_be_named() -> None:
+    path = str(write_model("unnamed", smollm2(pre=None)))
+    with pytest.raises(UnsupportedModelError, match=r"tokenizer\.ggml\.pre is missing.*pre_tokenizer=NAME"):
+        ostinato.load(path)
+    with pytest.raises(InvalidRequestError, match="pre_tokenizer is 'smol'; these are built"):
+        ostinato.load(path, pre_tokenizer="smol")
+    with ostinato.load(path, pre_tokenizer="smollm") as named:
+        assert named.tokenizer.encode("12") == [named.tokenizer.encode(digit)[0] for digit in "12"]

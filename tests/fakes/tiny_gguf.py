@@ -34,6 +34,13 @@ def base_model() -> Path:
     return write_model("base", smollm2(chat_template=None))
 
 
+@cache
+def opinionated_model() -> Path:
+    """Return the same model with sampling defaults of its own, one of them out of range."""
+    said = {"general.sampling.top_k": 3, "general.sampling.min_p": 0.25, "general.sampling.temp": -1.0}
+    return write_model("opinionated", {**smollm2(), **said})
+
+
 def write_model(name: str, tokenizer: dict[str, object], context: int = CONTEXT, kind: str = "Q8_0") -> Path:
     """Write a model with these tokenizer keys to a folder of its own, its matrices of one type."""
     shape = TinyShape(width=32, hidden=64, heads=2, kv_heads=1, vocab=VOCAB, type=kind)

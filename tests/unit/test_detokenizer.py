@@ -49,6 +49,7 @@ def stream(tokenizer: Tokenizer, pieces: list[list[int]], control: bool = False)
 @pytest.mark.parametrize("text", TEXTS + SPACED)
 @pytest.mark.parametrize("which", [0, 1])
 def test_text_in_any_pieces(which: int, text: str) -> None:
+    """B01."""
     tokenizer = tokenizers()[which]
     ids = tokenizer.encode(text)
     for length in range(1, 6):
@@ -61,6 +62,7 @@ def test_text_in_any_pieces(which: int, text: str) -> None:
 @given(data=st.data())
 @settings(max_examples=1000, deadline=None)
 def test_random_ids_in_any_pieces(which: int, data: st.DataObject) -> None:
+    """B03."""
     tokenizer = tokenizers()[which]
     # among all ids those of single bytes are rare, so they are drawn on purpose
     byte_like = st.integers(15, 270) if which else st.integers(17, 260)
@@ -86,6 +88,7 @@ def test_a_character_is_held_back_until_it_is_whole() -> None:
 
 
 def test_a_cut_character_comes_out_once_at_the_end() -> None:
+    """B03."""
     tokenizer = tokenizers()[1]
     ids = tokenizer.encode("🦙")[:3]
     detokenizer = Detokenizer(tokenizer)
@@ -95,6 +98,7 @@ def test_a_cut_character_comes_out_once_at_the_end() -> None:
 
 
 def test_a_leading_space_is_kept() -> None:
+    """B05."""
     for tokenizer in tokenizers():
         detokenizer = Detokenizer(tokenizer)
         assert detokenizer.feed(tokenizer.encode(" the")[:1]).startswith(" ")

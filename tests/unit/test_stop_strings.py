@@ -60,11 +60,13 @@ def cut(text: str, places: list[int]) -> list[str]:
 @example(text="aab", stops=["aab", "a"], places=[])
 @example(text="aaba", stops=["ab", "aabb"], places=[1, 2, 3])
 def test_any_cut_gives_what_the_whole_text_gives(text: str, stops: list[str], places: list[int]) -> None:
+    """B06."""
     assert stream(cut(text, places), stops) == whole(text, stops)
 
 
 @pytest.mark.parametrize("stops", [["MNOPQ"], ["MN", "MNOPQ"], ["PQ", "MNOPQ"]])
 def test_every_cut_of_the_alphabet(stops: list[str]) -> None:
+    """B06."""
     text = "KLMNOPQRST"
     for bits in range(2 ** (len(text) - 1)):
         places = [place for place in range(1, len(text)) if bits >> (place - 1) & 1]

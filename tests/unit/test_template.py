@@ -14,6 +14,7 @@ from fakes.vocabularies import smollm2
 from ostinato.chat.rendered import Rendered
 from ostinato.chat.template import ChatTemplate
 from ostinato.chat.tokenizer import Tokenizer
+from ostinato.chat.vocabulary import read_vocabulary
 from ostinato.errors import InvalidRequestError, NoTemplateError, TemplateError
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -107,6 +108,7 @@ FEATURES = {
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_feature(name: str) -> None:
+    """B15: as the plain sandbox, feature by feature."""
     messages = [user("héllo wörld"), assistant("ok")]
     source = FEATURES[name]
     expected = plain_sandbox(source, messages=messages, add_generation_prompt=True, **TOKENS)
@@ -139,6 +141,7 @@ def test_a_variable_holds_only_what_json_holds() -> None:
 
 
 def test_a_refusal_quotes_the_reason() -> None:
+    """B14."""
     with pytest.raises(TemplateError, match="refuses the messages: Only user and assistant roles!") as caught:
         rendered("{{ raise_exception('Only ' ~ messages[0].role ~ ' and assistant roles!') }}")
     assert (caught.value.param, caught.value.http_status) == ("messages", 400)
@@ -160,6 +163,7 @@ def test_a_reason_is_told_in_one_line() -> None:
     ],
 )
 def test_an_invalid_template_names_the_line(source: str, line: int, reason: str) -> None:
+    """B15, B18."""
     said = error(source)
     assert f"not valid in line {line}: " in said and reason in said
 
@@ -208,6 +212,7 @@ def test_a_failing_template_names_the_line(source: str, line: int, reason: str) 
     ],
 )
 def test_a_template_without_end_fails_soon(source: str) -> None:
+    """B15: time and size are bounded."""
     start = time.thread_time()
     error(source)
     assert time.thread_time() - start < 1
@@ -233,6 +238,7 @@ def test_a_template_without_end_fails_soon(source: str) -> None:
     ],
 )
 def test_what_the_sandbox_keeps_in(source: str) -> None:
+    """B15: attributes that lead out are blocked."""
     try:
         assert rendered(source) == ""  # what is kept in counts as undefined, which prints as nothing
     except TemplateError as refused:
@@ -258,6 +264,7 @@ CONTINUED = [user("Name a colour"), assistant("The colour is")]
 )
 @pytest.mark.parametrize("blank", ["", " "])
 def test_a_final_message_is_left_open(name: str, blank: str) -> None:
+    """B17: no end of turn and no second header."""
     messages = [CONTINUED[0], assistant(f"The colour is{blank}")]
     text = rendered(TEMPLATES[name], messages, continue_final_message=True)
     trims = name in ("llama3", "gemma")
@@ -267,6 +274,7 @@ def test_a_final_message_is_left_open(name: str, blank: str) -> None:
 
 
 def test_the_ids_of_an_open_message() -> None:
+    """B17."""
     tokenizer = Tokenizer.from_metadata(smollm2())
     prompt = compiled(TEMPLATES["smollm2"]).render(CONTINUED, continue_final_message=True)
     ids = tokenizer.encode_rendered(prompt)
@@ -315,9 +323,10 @@ def test_what_stands_behind_an_answer(name: str, behind: str) -> None:
 
 
 def test_a_model_without_a_template() -> None:
+    """B18: an error that says what to do, no template of ours."""
     with pytest.raises(NoTemplateError, match=r"base model.*--raw"):
-        ChatTemplate.from_metadata(smollm2(chat_template=None), **TOKENS)
-    assert ChatTemplate.from_metadata(smollm2(), **TOKENS, now=lambda: NOW).source == TEMPLATES["smollm2"]
+        ChatTemplate.of(read_vocabulary(smollm2(chat_template=None)))
+    assert ChatTemplate.of(read_vocabulary(smollm2()), now=lambda: NOW).source == TEMPLATES["smollm2"]
 
 
 def test_one_template_renders_many_times() -> None:

@@ -53,6 +53,7 @@ TEXT = {"type": "text", "text": "a"}
     ],
 )
 def test_faults(messages: Any, param: str, said: str) -> None:
+    """B14: an empty list, and whatever is no message."""
     with pytest.raises(InvalidRequestError) as caught:
         rendered(messages)
     assert caught.value.param == param and said in str(caught.value)
@@ -114,6 +115,7 @@ def test_any_role_reaches_the_template() -> None:
 
 
 def test_the_order_of_roles_is_the_templates_business() -> None:
+    """B14: the reason is the template's; a system message is folded in."""
     with pytest.raises(TemplateError, match="roles must alternate"):
         rendered([user("a"), user("b")], TEMPLATES["gemma"])
     with pytest.raises(TemplateError, match="roles must alternate"):
@@ -126,3 +128,25 @@ def test_values_of_json_reach_the_template() -> None:
     message = {**user("a"), "n": 3, "x": 2.5, "yes": True, "none": None, "list": [1, {"k": "v"}]}
     source = "{% set m = messages[0] %}{{ m.n + 1 }} {{ m.x }} {{ m.yes }} {{ m.none }} {{ m.list[1].k }}"
     assert rendered([message], source) == "4 2.5 True None v"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [user("a"), user("b")],
+        [assistant("a"), user("b")],
+        [{"role": "robot", "content": "a"}],
+        [user("a"), {"role": "robot", "content": "b"}, {"role": "robot", "content": "c"}],
+        [{"role": "system", "content": "s"}, assistant("a")],
+    ],
+)
+def test_what_a_strict_template_refuses(messages: list[dict[str, Any]]) -> None:
+    """B14: one kind of error, with the status of a caller's fault, in the template's words."""
+    with pytest.raises(TemplateError, match="refuses the messages: roles must alternate") as caught:
+        rendered(messages, TEMPLATES["gemma"])
+    assert (caught.value.http_status, caught.value.param) == (400, "messages")
+
+
+def test_a_system_message_alone() -> None:
+    """B14: where the template makes nothing of it, the prompt is its header for the answer."""
+    assert rendered([{"role": "system", "content": "s"}], TEMPLATES["gemma"]) == "<start_of_turn>model\n"

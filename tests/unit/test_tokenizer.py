@@ -95,6 +95,7 @@ def test_id_of_special() -> None:
 @given(text=st.one_of(TEXTS, TRICKY))
 @settings(max_examples=150, deadline=None)
 def test_round_trip(make, text: str) -> None:  # type: ignore[no-untyped-def]
+    """B68."""
     tokenizer = make()
     if tokenizer is by_score():
         text = text.replace("▁", "")  # which such vocabularies cannot tell from a space
@@ -108,6 +109,7 @@ def test_round_trip(make, text: str) -> None:  # type: ignore[no-untyped-def]
 
 @BOTH
 def test_every_token_is_its_own_bytes(make) -> None:  # type: ignore[no-untyped-def]
+    """B69: a token's own text, sent back, spells the same bytes."""
     tokenizer = make()
     for token_id in range(tokenizer.vocab_size):
         spelled = tokenizer.token_bytes(token_id)
@@ -118,6 +120,7 @@ def test_every_token_is_its_own_bytes(make) -> None:  # type: ignore[no-untyped-
 
 
 def test_no_marker_characters_in_text() -> None:
+    """B05."""
     text = bytewise().decode(bytewise().encode(" Hello  world\n\n 's ."))
     assert text == " Hello  world\n\n 's ."
     assert by_score().decode(by_score().encode(" hello  world .")) == " hello  world ."
@@ -144,6 +147,7 @@ def test_an_id_outside_the_vocabulary_is_refused(token_id: int) -> None:
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\ude00\ud83d"])
 def test_half_a_surrogate_pair_is_refused(text: str) -> None:
+    """B69."""
     with pytest.raises(InvalidRequestError, match="surrogate"):
         bytewise().encode(text)
     with pytest.raises(InvalidRequestError, match="surrogate"):
@@ -151,6 +155,7 @@ def test_half_a_surrogate_pair_is_refused(text: str) -> None:
 
 
 def test_nul_is_a_character() -> None:
+    """B69."""
     assert by_score().decode(by_score().encode("a\x00b")) == "a\x00b"
     assert bytewise().decode(bytewise().encode("\x00")) == "\x00"
 
@@ -165,11 +170,13 @@ def test_nul_is_a_character() -> None:
     ],
 )
 def test_bos_of_a_rendered_prompt(add_bos: bool, text: str, first_two: list[int]) -> None:
+    """B13: the four cases of template and file."""
     tokenizer = Tokenizer.from_metadata(scored(add_bos_token=add_bos))
     assert tokenizer.encode_rendered(Rendered(text))[:2] == first_two
 
 
 def test_bos_of_a_raw_prompt() -> None:
+    """B13: a typed BOS is text."""
     assert by_score().encode("", bos=True) == [2]
     typed = by_score().encode("<bos>", bos=True)
     assert typed[0] == 2 and by_score().decode(typed[1:]) == "<bos>"
@@ -260,6 +267,7 @@ LONG = {
 @BOTH
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG.keys())
 def test_time_is_nearly_linear_in_the_text(make, text: str) -> None:  # type: ignore[no-untyped-def]
+    """B58."""
     tokenizer = make()
     times = []
     for part in (text[: len(text) // 4], text):

@@ -18,6 +18,7 @@ def ends(metadata: dict[str, object]) -> set[int]:
 
 @pytest.mark.parametrize("eos", [END_OF_TEXT, IM_END, None])
 def test_both_ends_of_smollm2_whatever_the_file_calls_eos(eos: int | None) -> None:
+    """B10."""
     assert ends(smollm2(eos_token_id=eos)) == {IM_END, END_OF_TEXT, *FILE_ENDS}
 
 
@@ -60,6 +61,7 @@ def test_a_channel_end_does_not_end_an_answer() -> None:
 
 
 def test_fill_in_the_middle_ends_at_the_next_file() -> None:
+    """B10."""
     metadata = scored()
     tokens = [
         *metadata["tokenizer.ggml.tokens"][:4],

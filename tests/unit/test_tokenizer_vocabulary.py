@@ -77,8 +77,12 @@ def test_faults_of_the_scored_kind(changes: dict[str, Any], said: str) -> None:
         ),
         ({"merges": ["q qzx"]}, "no plain token 'qzx'"),
         ({"merges": ["<|im_start|> h"]}, "no plain token '<|im_start|>'"),
-        ({"pre": None}, "tokenizer.ggml.pre is missing (built: gpt-2,"),
-        ({"pre": "mystery"}, "tokenizer.ggml.pre is 'mystery', which is not built (built: gpt-2,"),
+        ({"pre": None}, "tokenizer.ggml.pre is missing; if you know which rule"),
+        (
+            {"pre": "mystery"},
+            "is 'mystery', which is not built; if you know which rule the model was trained with, name it "
+            "(`--pre-tokenizer NAME`, `load(..., pre_tokenizer=NAME)`): gpt-2,",
+        ),
     ],
 )
 def test_faults_of_the_byte_level_kind(changes: dict[str, Any], said: str) -> None:

@@ -27,6 +27,8 @@ class ByteLevelBpe:
         ModelFileError: a merge is not two tokens that together make a third.
     """
 
+    reads_user_defined = False
+
     def __init__(self, vocabulary: Vocabulary) -> None:
         rule = pretokenizer(vocabulary.pretokenizer)
         self.add_bos = rule.add_bos if vocabulary.add_bos is None else vocabulary.add_bos
@@ -37,7 +39,7 @@ class ByteLevelBpe:
         """Return the text as `encode` and the user-defined tokens want it: as it is."""
         return text
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, at_start: bool = True) -> list[int]:
         """Return the ids of plain text, without the bytes that the vocabulary cannot spell."""
         return library_encode(self._encoder, text)
 
@@ -47,7 +49,12 @@ class ByteLevelBpe:
 
     def token_bytes(self, token: str) -> bytes:
         """Return the bytes that a normal token stands for."""
-        return b"".join(_BYTE_OF.get(letter) or letter.encode() for letter in token)
+        return letter_bytes(token)
+
+
+def letter_bytes(token: str) -> bytes:
+    """Return the bytes that the letters of a token stand for."""
+    return b"".join(_BYTE_OF.get(letter) or letter.encode() for letter in token)
 
 
 def library_encode(encoder: Tokenizer, text: str) -> list[int]:

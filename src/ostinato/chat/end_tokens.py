@@ -43,7 +43,7 @@ _CHANNEL_END = "<|end|>"
 _ANSWER_ENDS = ("<|return|>", "<|call|>")
 
 
-def parsed_tokens(vocabulary: Vocabulary) -> TokenFinder:
+def parsed_ids(vocabulary: Vocabulary) -> dict[str, int]:
     """Return the tokens that stand for more than their text, and are read only where a template wrote them.
 
     They are the control tokens, and whatever has the text of an end marker: files give some of those another
@@ -51,14 +51,15 @@ def parsed_tokens(vocabulary: Vocabulary) -> TokenFinder:
     """
     control = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
     ids = {vocabulary.tokens[token_id]: token_id for token_id in control}
-    ids |= {text: token_id for token_id, text in enumerate(vocabulary.tokens) if text in END_MARKERS}
-    return TokenFinder(ids)
+    return ids | {text: token_id for token_id, text in enumerate(vocabulary.tokens) if text in END_MARKERS}
 
 
-def end_ids(vocabulary: Vocabulary, parsed: TokenFinder) -> frozenset[int]:
+def end_ids(vocabulary: Vocabulary) -> frozenset[int]:
     """Return every token that ends an answer."""
+    parsed = TokenFinder(parsed_ids(vocabulary))
     control = vocabulary.ids_of(TokenType.CONTROL)
     ends = {token_id for token_id in control if vocabulary.tokens[token_id] in END_MARKERS}
+    ends |= vocabulary.more_end_ids
     named = (vocabulary.eos_id, vocabulary.eot_id, vocabulary.eom_id, _end_of_turn(vocabulary, parsed))
     ends.update(token_id for token_id in named if token_id is not None)
     if all(parsed.get(text) is not None for text in _ANSWER_ENDS):
@@ -73,12 +74,7 @@ def _end_of_turn(vocabulary: Vocabulary, parsed: TokenFinder) -> int | None:
     from ostinato.chat.template import ChatTemplate  # and with it Jinja, which a base model never needs
 
     try:
-        template = ChatTemplate(
-            vocabulary.chat_template,
-            bos_token=vocabulary.text_of(vocabulary.bos_id),
-            eos_token=vocabulary.text_of(vocabulary.eos_id),
-        )
-        behind = template.behind_answer()
+        behind = ChatTemplate.of(vocabulary).behind_answer()
     except TemplateError:  # a broken template is reported where it is used; raw completion needs none
         return None
     return next((token_id for _, _, token_id in parsed.find(behind)), None)

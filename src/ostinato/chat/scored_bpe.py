@@ -39,6 +39,8 @@ class ScoredBpe:
         ModelFileError: a byte has no token, or a piece appears twice.
     """
 
+    reads_user_defined = False
+
     def __init__(self, vocabulary: Vocabulary, patience_chars: int = PATIENCE_CHARS) -> None:
         self.add_bos = vocabulary.add_bos is not False
         self._prefix = "" if vocabulary.add_space_prefix is False else SPACE
@@ -56,7 +58,7 @@ class ScoredBpe:
         """Return the text as `encode` and the user-defined tokens want it."""
         return text.replace(" ", SPACE)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, at_start: bool = True) -> list[int]:
         """Return the ids of plain text, spelled; a character without a piece becomes its bytes."""
         text = self._prefix + text
         self._patience_chars -= len(text)

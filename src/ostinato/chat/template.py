@@ -25,7 +25,7 @@ from ostinato.chat.messages import traced_messages, traced_tools, traced_value
 from ostinato.chat.provenance import CONTINUED, concat, marks_of, opaque, plain
 from ostinato.chat.rendered import Rendered
 from ostinato.chat.sandbox import BUDGET, ChatEnvironment
-from ostinato.chat.vocabulary import read_chat_template
+from ostinato.chat.vocabulary import Vocabulary
 from ostinato.errors import InvalidRequestError, NoTemplateError, TemplateError
 
 _CALLER_RUN = re.compile(rb"[^\0]+")
@@ -76,24 +76,17 @@ class ChatTemplate:
         }
 
     @classmethod
-    def from_metadata(
-        cls,
-        metadata: Mapping[str, Any],
-        *,
-        bos_token: str,
-        eos_token: str,
-        now: Callable[[], datetime] = datetime.now,
-    ) -> ChatTemplate:
-        """Compile the chat template of a model file.
+    def of(cls, vocabulary: Vocabulary, *, now: Callable[[], datetime] = datetime.now) -> ChatTemplate:
+        """Compile the chat template of a model.
 
         Raises:
-            NoTemplateError: the file has none.
+            NoTemplateError: the model has none.
             TemplateError: it is not valid.
         """
-        source = read_chat_template(metadata)
-        if source is None:
+        if vocabulary.chat_template is None:
             raise NoTemplateError(_NO_TEMPLATE)
-        return cls(source, bos_token=bos_token, eos_token=eos_token, now=now)
+        bos_token, eos_token = vocabulary.text_of(vocabulary.bos_id), vocabulary.text_of(vocabulary.eos_id)
+        return cls(vocabulary.chat_template, bos_token=bos_token, eos_token=eos_token, now=now)
 
     def render(
         self,

@@ -12,37 +12,100 @@ but another type in the file (Gemma's `</s>` is a tag of HTML) neither ends an a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from ostinato.chat.byte_bpe import ByteLevelBpe
-from ostinato.chat.end_tokens import END_MARKERS, end_ids, parsed_tokens
+from ostinato.chat.end_tokens import END_MARKERS, end_ids, parsed_ids
+from ostinato.chat.folder import read_folder
+from ostinato.chat.json_pieces import JsonPieces
+from ostinato.chat.pretokenizers import check_name
 from ostinato.chat.rendered import Rendered
 from ostinato.chat.scored_bpe import ScoredBpe
 from ostinato.chat.token_finder import TokenFinder
 from ostinato.chat.vocabulary import BYTE_LEVEL, TokenType, Vocabulary, byte_value, read_vocabulary
 from ostinato.errors import InvalidRequestError
 
+# What Unicode calls white space; Python's `isspace` knows four more.
+_WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+
+
+class Pieces(Protocol):
+    """Encodes text without control tokens: the part in which vocabularies differ.
+
+    `add_bos`: whether prompts begin with BOS. `reads_user_defined`: `encode` finds such tokens itself.
+    """
+
+    add_bos: bool
+    reads_user_defined: bool
+
+    def spell(self, text: str) -> str:
+        """Return the text as `encode` and the user-defined tokens want it."""
+
+    def encode(self, text: str, *, at_start: bool = True) -> list[int]:
+        """Return the ids of plain text, spelled; `at_start`: no token is in front of it."""
+
+    def prepare(self) -> object:
+        """Do at once what could wait."""
+
+    def token_bytes(self, token: str) -> bytes:
+        """Return the bytes that a normal token stands for."""
+
 
 class Tokenizer:
     """Encodes and decodes text. Safe to share between threads."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, pieces: Pieces) -> None:
         self.vocabulary = vocabulary
-        self._pieces = ByteLevelBpe(vocabulary) if vocabulary.kind == BYTE_LEVEL else ScoredBpe(vocabulary)
-        self._parsed = parsed_tokens(vocabulary)
+        self._pieces = pieces
+        self._parsed = TokenFinder(parsed_ids(vocabulary))
         self._user_defined = self._find_user_defined()
         self._bytes: list[bytes | None] = [None] * len(vocabulary.tokens)
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
-        """Build the tokenizer of a model file from the file's metadata.
+    def from_metadata(cls, metadata: Mapping[str, Any], pre_tokenizer: str | None = None) -> Tokenizer:
+        """Build the tokenizer of a GGUF file from the file's metadata.
+
+        Args:
+            pre_tokenizer: the rule by which text is cut into words, instead of the one that the file names.
 
         Raises:
             UnsupportedModelError: the kind of tokenizer or its pre-tokenizer is not built.
             ModelFileError: the metadata is damaged.
+            InvalidRequestError: `pre_tokenizer` is not a rule, or the vocabulary is not cut by one.
         """
-        return cls(read_vocabulary(metadata))
+        vocabulary = read_vocabulary(metadata)
+        if pre_tokenizer is not None:
+            check_name(pre_tokenizer)
+            if vocabulary.kind != BYTE_LEVEL:
+                raise _no_rule(f"a vocabulary of kind {vocabulary.kind!r} is not cut by a rule")
+            vocabulary = replace(vocabulary, pretokenizer=pre_tokenizer)
+        is_bytewise = vocabulary.kind == BYTE_LEVEL
+        return cls(vocabulary, ByteLevelBpe(vocabulary) if is_bytewise else ScoredBpe(vocabulary))
+
+    @classmethod
+    def from_folder(
+        cls, folder: Path, *, vocab_size: int | None = None, pre_tokenizer: str | None = None
+    ) -> Tokenizer:
+        """Build the tokenizer of a folder that holds tokenizer.json and the small files beside it.
+
+        Args:
+            vocab_size: how many tokens the model has; those beyond the tokenizer's own add nothing to a text.
+            pre_tokenizer: as in `from_metadata`; refused here, since tokenizer.json holds the rule itself.
+
+        Raises:
+            UnsupportedModelError: the tokenizer is of a kind that is not built.
+            ModelFileError: a file is missing or damaged, or does not fit the model.
+            InvalidRequestError: `pre_tokenizer` is given.
+        """
+        if pre_tokenizer is not None:
+            raise _no_rule("tokenizer.json itself says how text is cut")
+        vocabulary, description = read_folder(folder, vocab_size)
+        return cls(vocabulary, JsonPieces(vocabulary, description))
 
     @property
     def vocab_size(self) -> int:
@@ -67,7 +130,7 @@ class Tokenizer:
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """Every token that ends an answer."""
-        return end_ids(self.vocabulary, self._parsed)
+        return end_ids(self.vocabulary)
 
     def id_of_special(self, text: str) -> int | None:
         """Return the token written exactly so, where it is a control token or a user-defined one."""
@@ -155,12 +218,29 @@ class Tokenizer:
         done = 0
         for span in parsed_spans:
             for start, end, token_id in self._parsed.find(text, *span):
-                ids += self._encode_plain(text[done:start])
-                ids.append(token_id)
-                done = end
-        return ids + self._encode_plain(text[done:])
+                if start >= done:
+                    ids += self._encode_plain(self._up_to(text, done, start, token_id), at_start=done == 0)
+                    ids.append(token_id)
+                    done = self._behind(text, end, token_id)
+        return ids + self._encode_plain(text[done:], at_start=done == 0)
 
-    def _encode_plain(self, text: str) -> list[int]:
+    def _up_to(self, text: str, done: int, start: int, token_id: int) -> str:
+        """Return the text between two control tokens, without the blanks that the second takes."""
+        between = text[done:start]
+        return between.rstrip(_WHITE_SPACE) if token_id in self.vocabulary.left_strip else between
+
+    def _behind(self, text: str, end: int, token_id: int) -> int:
+        """Return where the text goes on behind a control token, which may take blanks."""
+        if token_id in self.vocabulary.right_strip:
+            while end < len(text) and text[end] in _WHITE_SPACE:
+                end += 1
+        return end
+
+    def _encode_plain(self, text: str, *, at_start: bool) -> list[int]:
+        if not text:
+            return []
+        if self._pieces.reads_user_defined:
+            return self._pieces.encode(text, at_start=at_start)
         text = self._pieces.spell(text)
         ids: list[int] = []
         done = 0
@@ -189,6 +269,10 @@ class Tokenizer:
                 return b"" if byte is None else bytes([byte])
             case _:
                 return b""
+
+
+def _no_rule(reason: str) -> InvalidRequestError:
+    return InvalidRequestError(f"pre_tokenizer has no place here: {reason}; leave it out", "pre_tokenizer")
 
 
 def _check_text(text: str) -> None:

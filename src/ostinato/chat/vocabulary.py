@@ -24,6 +24,7 @@ TEMPLATE_KEY = "tokenizer.chat_template"
 BYTE_LEVEL, SCORED = "gpt2", "llama"  # the file's own words for the two kinds that are built
 KINDS = (BYTE_LEVEL, SCORED)
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_PHI3_KEEPS_BLANKS = frozenset(["<unk>", "<s>", "<|endoftext|>"])
 NO_ID = (-1, 2**32 - 1)  # how files say that there is no such token
 
 
@@ -44,7 +45,8 @@ class Vocabulary:
 
     `types` (V,) int32 and `scores` (V,) float32 are owned by the vocabulary and never changed. `add_bos` and
     `add_space_prefix` are None where the file is silent: what that means depends on the kind of tokenizer.
-    `add_eos` is for callers that encode whole documents; a prompt is never closed.
+    `add_eos` is for callers that encode whole documents; a prompt is never closed. `more_end_ids` end an
+    answer like `eos_id`; `left_strip` and `right_strip` are control tokens that take the blanks on that side.
     """
 
     kind: str
@@ -63,6 +65,9 @@ class Vocabulary:
     add_eos: bool
     add_space_prefix: bool | None
     chat_template: str | None
+    more_end_ids: frozenset[int] = frozenset()
+    left_strip: frozenset[int] = frozenset()
+    right_strip: frozenset[int] = frozenset()
 
     def ids_of(self, *kinds: TokenType) -> list[int]:
         """Return the ids of all tokens of these kinds, in order."""
@@ -78,17 +83,19 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """Read the tokenizer's part of a model file's metadata.
 
     Raises:
-        UnsupportedModelError: the tokenizer is of a kind that is not built.
+        UnsupportedModelError: the tokenizer is of a kind, or asks for a treatment of text, that is not built.
         ModelFileError: a key is missing, has the wrong type, or names a token that does not exist.
     """
     kind = _kind(metadata)
+    _check_treatment(metadata, kind)
     tokens = _strings(metadata, "tokens")
+    types = _types(metadata, len(tokens))
     scored = kind == SCORED
     return Vocabulary(
         kind=kind,
         pretokenizer=_text(metadata, "pre"),
         tokens=tokens,
-        types=_types(metadata, len(tokens)),
+        types=types,
         scores=_scores(metadata, len(tokens)) if scored else None,
         merges=[] if scored else _strings(metadata, "merges"),
         bos_id=_token_id(metadata, "bos", len(tokens)),
@@ -101,6 +108,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         add_eos=_flag(metadata, "add_eos_token") or False,
         add_space_prefix=_flag(metadata, "add_space_prefix"),
         chat_template=read_chat_template(metadata),
+        right_strip=_right_strip(metadata, tokens, types) if scored else frozenset(),
     )
 
 
@@ -131,6 +139,32 @@ def _kind(metadata: Mapping[str, Any]) -> str:
             f"{PREFIX}model is {kind!r}: this kind of tokenizer is not built (built: {', '.join(KINDS)})"
         )
     return kind
+
+
+def _check_treatment(metadata: Mapping[str, Any], kind: str) -> None:
+    """Refuse what would change the text before it is encoded, and is not built."""
+    if _flag(metadata, "remove_extra_whitespaces"):
+        raise UnsupportedModelError(
+            f"{PREFIX}remove_extra_whitespaces is true: joining repeated blanks is not built"
+        )
+    if kind == BYTE_LEVEL and _flag(metadata, "add_space_prefix"):
+        raise UnsupportedModelError(
+            f"{PREFIX}add_space_prefix is true in a vocabulary of kind {kind!r}: a blank in front of a text "
+            f"is built for {SCORED!r} only"
+        )
+
+
+def _right_strip(
+    metadata: Mapping[str, Any], tokens: list[str], types: np.ndarray[Any, np.dtype[np.int32]]
+) -> frozenset[int]:
+    """Return the tokens after which blanks are dropped: those of Phi-3's SentencePiece vocabularies.
+
+    No key of a file says so. Source: `rstrip` of the added tokens in the published tokenizer.json.
+    """
+    if metadata.get("general.architecture") != "phi3":
+        return frozenset()
+    added = np.flatnonzero(np.isin(types, np.asarray([TokenType.CONTROL, TokenType.USER_DEFINED], np.int32)))
+    return frozenset(int(token_id) for token_id in added if tokens[token_id] not in _PHI3_KEEPS_BLANKS)
 
 
 def _required(metadata: Mapping[str, Any], name: str) -> Any:

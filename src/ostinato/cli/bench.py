@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ostinato.cli import terminal
-from ostinato.cli.flags import Json, ModelName, Quantize, Threads
+from ostinato.cli.flags import Json, ModelName, PreTokenizer, Quantize, Threads
 from ostinato.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -23,13 +23,14 @@ def bench(
     new_tokens: Annotated[int, typer.Option("--new-tokens", "-n", min=1, help="Tokens to decode.")] = 128,
     repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Runs that count.")] = 5,
     threads: Threads = None,
+    pre_tokenizer: PreTokenizer = None,
     quantize: Quantize = None,
     json: Json = False,
 ) -> None:
     """Measure how fast a model reads and how fast it writes: medians of several runs, nothing cached."""
     from ostinato.lab.bench import bench as measure
 
-    with terminal.load(model, threads, quantize=quantize) as loaded:
+    with terminal.load(model, threads, pre_tokenizer=pre_tokenizer, quantize=quantize) as loaded:
         result = measure(loaded, prompt_tokens, new_tokens, repetitions)
     if json:
         terminal.show_json(asdict(result))

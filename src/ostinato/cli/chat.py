@@ -6,7 +6,17 @@ import sys
 from typing import TYPE_CHECKING
 
 from ostinato.cli import terminal
-from ostinato.cli.flags import ContextLength, ModelName, NoStats, Quantize, System, Threads, takes_options
+from ostinato.cli.flags import (
+    Asked,
+    ContextLength,
+    ModelName,
+    NoStats,
+    PreTokenizer,
+    Quantize,
+    System,
+    Threads,
+    takes_options,
+)
 from ostinato.config import DEFAULT_MODEL
 from ostinato.errors import InvalidRequestError
 from ostinato.options import Options
@@ -26,12 +36,14 @@ def chat(
     no_stats: NoStats = False,
     threads: Threads = None,
     context: ContextLength = None,
+    pre_tokenizer: PreTokenizer = None,
     quantize: Quantize = None,
     *,
-    options: Options,
+    asked: Asked,
 ) -> None:
     """Talk with a model; each turn ends with both its clocks."""
-    with terminal.load(model, threads, context, quantize) as loaded:
+    with terminal.load(model, threads, context, pre_tokenizer=pre_tokenizer, quantize=quantize) as loaded:
+        options = asked.of(loaded)
         loaded.template  # noqa: B018  (a base model is refused before the first message)
         if sys.stdin.isatty():
             terminal.say(HELP)

@@ -60,7 +60,7 @@ def remove_model(name: Name) -> None:
 
 @app.command("show")
 def show_model(name: Name, quantize: Quantize = None, json: Json = False) -> None:
-    """Show architecture, size, quantisation, context and licence of a model that is here."""
+    """Show architecture, size, quantisation, context, defaults and licence of a model that is here."""
     import ostinato
 
     card = ostinato.describe(name, quantize=quantize)
@@ -80,9 +80,12 @@ def _table(card: ModelCard) -> str:
         "context": f"{card.context_length} tokens" if card.context_length else "unknown",
         "vocabulary": f"{card.vocab_size} tokens" if card.vocab_size else "unknown",
         "chat template": "yes" if card.has_template else "no: a base model, which completes text",
+        "end tokens": "unknown" if card.end_tokens is None else " ".join(card.end_tokens) or "none",
+        "sampling": _sampling(card),
         "licence": card.licence or "unknown",
     }
     lines = [f"{name:14} {value}" for name, value in rows.items()]
+    lines += [f"{'ignored':14} {reason}" for reason in card.ignored_sampling]
     for name, share in card.tensor_types.items():
         bits = 8 * share.size_bytes / share.parameters
         lines.append(
@@ -90,3 +93,10 @@ def _table(card: ModelCard) -> str:
             f"{share.size_bytes / 1e6:.1f} MB, {bits:.2f} bits each"
         )
     return "\n".join(lines) + "\n"
+
+
+def _sampling(card: ModelCard) -> str:
+    if card.sampling is None:
+        return "its makers say nothing"
+    said = [f"{name} {value:g}" for name, value in card.sampling.items()]
+    return ", ".join(said) or "unfiltered"

@@ -11,10 +11,12 @@ import typer
 
 from ostinato.cli import terminal
 from ostinato.cli.flags import (
+    Asked,
     ContextLength,
     Json,
     ModelName,
     NoStats,
+    PreTokenizer,
     Quantize,
     System,
     Threads,
@@ -48,9 +50,10 @@ def run(
     no_stats: NoStats = False,
     threads: Threads = None,
     context: ContextLength = None,
+    pre_tokenizer: PreTokenizer = None,
     quantize: Quantize = None,
     *,
-    options: Options,
+    asked: Asked,
 ) -> None:
     """Answer one prompt, and print how long it took to begin and how fast it went on."""
     text = _prompt(prompt)
@@ -58,13 +61,14 @@ def run(
         raise InvalidRequestError(
             "--system has no place in a raw text; leave out --raw or --system", "system"
         )
-    if trace:
-        options = replace(options, candidates=CANDIDATES)
-    with terminal.load(model, threads, context, quantize) as loaded:
+    with terminal.load(model, threads, context, pre_tokenizer=pre_tokenizer, quantize=quantize) as loaded:
+        options = asked.of(loaded)
+        if trace:
+            options = replace(options, candidates=CANDIDATES)
         stream = _stream(loaded, text, system, raw, options)
         with stream, terminal.ctrl_c_interrupts(stream):
             pieces = _follow(loaded, stream, quiet=json or trace, trace=trace)
-        _report(loaded, stream.completion, pieces if trace else [], json, no_stats)
+        _report(loaded, options, stream.completion, pieces if trace else [], json, no_stats)
 
 
 def _prompt(argument: str | None) -> str:
@@ -116,9 +120,13 @@ def _quoted(model: Model, token_id: int) -> str:
     return repr(model.tokenizer.decode([token_id], control=True))
 
 
-def _report(model: Model, completion: Completion, trace: list[Piece], json: bool, no_stats: bool) -> None:
+def _report(
+    model: Model, options: Options, completion: Completion, trace: list[Piece], json: bool, no_stats: bool
+) -> None:
     if json:
-        extra = {"trace": [asdict(piece) for piece in trace]} if trace else {}
+        extra: dict[str, object] = {"sampling": asdict(options.sampling) if options.sampling else None}
+        if trace:
+            extra["trace"] = [asdict(piece) for piece in trace]
         terminal.show_json({**terminal.as_json(model, completion), **extra})
         return
     if trace:

@@ -66,23 +66,32 @@ def as_json(model: Model, completion: Completion) -> dict[str, Any]:
 
 
 def load(
-    name: str, threads: int | None, context_length: int | None = None, quantize: str | None = None
+    name: str,
+    threads: int | None,
+    context_length: int | None = None,
+    *,
+    pre_tokenizer: str | None = None,
+    quantize: str | None = None,
 ) -> Model:
-    """Load a model, with progress bars for what takes long the first time."""
+    """Load a model, with progress bars for what takes long; say what of its defaults is ignored."""
     import ostinato
 
     bars = Bars()
     try:
-        return ostinato.load(
+        model = ostinato.load(
             name,
             threads=threads,
             context_length=context_length,
+            pre_tokenizer=pre_tokenizer,
             quantize=quantize,
             progress=bars,
             report=bars.compiled,
         )
     finally:
         bars.finish()
+    if model.defaults.ignored:
+        say(f"ignored of the model's defaults: {'; '.join(model.defaults.ignored)}")
+    return model
 
 
 class Bars:

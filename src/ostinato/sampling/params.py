@@ -77,6 +77,12 @@ class SamplingParams:
             if not 0 <= token_id < vocab_size:
                 raise _bias_error(f"names token {_shown(token_id)}", f"token ids from 0 to {vocab_size - 1}")
 
+    def changed(self) -> dict[str, Any]:
+        """Return the fields that are not at their default: what departs from the model's own distribution."""
+        neutral = SamplingParams()
+        values = {knob.name: getattr(self, knob.name) for knob in fields(self)}
+        return {name: value for name, value in values.items() if value != getattr(neutral, name)}
+
     @property
     def is_greedy(self) -> bool:
         """True where one token is kept whatever the logits: the most likely, the lowest id of equals."""
