@@ -62,7 +62,7 @@ CHECKPOINTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "mistral": ("mistral", "bfloat16", {"sliding_window": 8}),
     "mixtral": ("mixtral", "bfloat16", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "qwen2": ("qwen2", "float32", {"head_dim": 8, "tie_word_embeddings": True, **extended("yarn")}),
+    "qwen2": ("qwen2", "bfloat16", {"hidden_size": 64, "tie_word_embeddings": True, **extended("yarn")}),
     "qwen3": ("qwen3", "bfloat16", rope("default", 1e6)),
     "qwen3moe": (
         "qwen3_moe",
