@@ -25,6 +25,7 @@ from tiny import FACTORS, TYPES, random_bytes
 from ostinato.ops.cpu.kernels.common import GROUP
 from ostinato.ops.cpu.kernels.matmul import MATMUL, TILES
 from ostinato.ops.cpu.kernels.pack import PACK
+from ostinato.ops.cpu.kernels.prepared import PREPARED_BYTES
 from ostinato.ops.cpu.packing import LAYOUTS
 from ostinato.ops.cpu.simd import LANES
 from ostinato.ops.reference import pairs_to_halves
@@ -148,12 +149,19 @@ def multiply(
         accumulate=int(before is not None),
         bias=0 if bias is None else bias,
         scale=scale,
+        **scratch(matrix),
         **count,
         **x.fields(),
     )
     guarded.check()
     assert same_bits(y[-(-tokens // tile) * tile :], untouched)
     return y[:tokens].copy()
+
+
+def scratch(matrix: Matrix) -> dict[str, int | Array]:
+    """Return the scratch memory of one worker."""
+    size = matrix.columns // GROUP * PREPARED_BYTES
+    return {"scratch": np.zeros(size, np.uint8), "scratch_bytes": size} if matrix.layout.quantized else {}
 
 
 def bound(matrix: Matrix, x: Activations) -> Array:
@@ -228,7 +236,7 @@ def test_items_can_be_dealt_out(simd: str, type_name: str) -> None:
     y = np.zeros((4 + SPARE, matrix.panels * LANES), np.float32)
     count = {"groups": columns // GROUP} if matrix.layout.quantized else {"columns": columns}
     common = {"by_rows": 0, "weights": matrix.packed, "y": y, "y_stride": y.shape[1], "accumulate": 0}
-    common |= {"bias": 0, "scale": 1.0}
+    common |= {"bias": 0, "scale": 1.0} | scratch(matrix)
     for panel in (2, 0, 3, 1):
         untouched = np.delete(y, np.s_[panel * LANES : (panel + 1) * LANES], axis=1)
         runner(simd).part(

@@ -13,7 +13,7 @@ from ostinato.ops.cpu import host
 from ostinato.ops.cpu.buffers import Buffers, KVPool, RopeTable
 from ostinato.ops.cpu.instructions import encode
 from ostinato.ops.cpu.kernel import BATCH_FIELDS, Kernel
-from ostinato.ops.cpu.kernels import attention
+from ostinato.ops.cpu.kernels import attention, matmul
 from ostinato.ops.cpu.kernels.team import PROGRAM_WORDS, TEAM_KERNELS
 from ostinato.ops.cpu.library import Report, library
 from ostinato.ops.cpu.lower import Memory, lower
@@ -60,6 +60,7 @@ class CpuExecutor:
         self._sizes = TileSizes.of(_heads_per_kv(program), self.library.target.simd)
         self.memory = _memory(program, tensors, self._sizes, num_blocks, max_batch_tokens, self.threads)
         self._batch = _BatchMemory(max_batch_tokens, num_blocks)
+        self._logits = self.memory.buffers.floats(LOGITS, max_batch_tokens)
         self._addresses = self.library.load(self._kernels(), report)
         self._programs: dict[Tiles, NDArray[np.int64]] = {}
         self._team = Team(self.threads, self.library)
@@ -81,7 +82,7 @@ class CpuExecutor:
             table.reach(longest)
         self._batch.fill(batch)
         self._run(self._program(self._sizes.for_batch(batch)))
-        return self.memory.buffers.floats(LOGITS, len(batch.logits_rows))
+        return self._logits[: len(batch.logits_rows)]
 
     def close(self) -> None:
         """End the threads. Calling it twice is harmless."""
@@ -153,7 +154,12 @@ def _memory(
 ) -> Memory:
     """Reserve everything the instructions of a program point to."""
     queries = sizes.attention * _heads_per_kv(program)
-    scratch_bytes = padded(attention.scratch_bytes(queries, program.kv.head_dim))
+    scratch_bytes = padded(
+        max(
+            attention.scratch_bytes(queries, program.kv.head_dim),
+            matmul.scratch_bytes(max(program.widths.values())),
+        )
+    )
     scratch = Arena(threads * scratch_bytes)
     positions = num_blocks * BLOCK_TOKENS
     segments = -(-positions // attention.SEGMENT)

@@ -228,6 +228,7 @@ class _Lowering:
         if matrix.layout.quantized:
             self._quantize(x)
             fields = {"groups": matrix.columns // GROUP_COLUMNS, **_quantized_fields(x)}
+            fields |= self._scratch_fields()
             self._emit(kernel, items, [_q8(op.x), *reads], [op.out], **common, **fields)
         else:
             fields = {"columns": matrix.columns, "x": x.address, "x_stride": x.stride}

@@ -239,6 +239,11 @@ def dot4_signed(acc: I32, weights: I32, x: I32) -> I32:
     _outside()
 
 
+def dot2(acc: I32, a: I32, b: I32) -> I32:
+    """acc + the sum over each lane's two signed 16-bit numbers of a times b."""
+    _outside()
+
+
 def multiply_pairs(weights: I32, x: I32) -> I32:
     """Thirty-two 16-bit sums of two neighbouring bytes of unsigned `weights` times signed `x`.
 

@@ -43,7 +43,7 @@ class TileSizes:
     def of(heads_per_kv: int, simd: str) -> TileSizes:
         """Return those of a model whose KV heads are each read by so many query heads."""
         queries = attention.queries(simd)
-        return TileSizes(matmul.tiles(simd), max(1, queries // heads_per_kv), attention.accumulators(simd))
+        return TileSizes(matmul.TILES, max(1, queries // heads_per_kv), attention.accumulators(simd))
 
     def all(self) -> Iterable[Tiles]:
         """Return tiles that between them need every kernel that any batch does."""
@@ -58,7 +58,7 @@ class TileSizes:
         """
         num_tokens = len(batch.token_ids)
         tile, row_tile = self._product(num_tokens), self._product(len(batch.logits_rows))
-        if len(np.unique(batch.slot_of_token)) < num_tokens:
+        if num_tokens > 1 and not np.diff(batch.slot_of_token).all():
             return Tiles(tile, row_tile, self.attention, accumulators=self.accumulators)
         split = num_tokens <= SPLIT_TOKENS and int(batch.positions.max()) >= attention.SEGMENT
         return Tiles(tile, row_tile, 1, split, self.accumulators)

@@ -82,6 +82,21 @@ def add_pairs(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
     return builder.bitcast(builder.add(a, b), V_I32)
 
 
+def dot2_avx2(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
+    """`vpmaddwd`."""
+    a, b = (builder.bitcast(value, V_SHORTS) for value in args[1:])
+    return builder.add(args[0], _multiply_add_shorts(builder, a, b))
+
+
+def dot2_generic(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
+    """Shifts extend the signs of both halves of a lane."""
+    acc, a, b = args
+    sixteen = constant(V_I32, 16)
+    low = builder.mul(*(builder.ashr(builder.shl(value, sixteen), sixteen) for value in (a, b)))
+    high = builder.mul(*(builder.ashr(value, sixteen) for value in (a, b)))
+    return builder.add(acc, builder.add(low, high))
+
+
 def in_order_avx2(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
     """No instruction, but one that LLVM may not move against others of its kind."""
     half = ir.VectorType(I32, 8)

@@ -15,6 +15,8 @@ from numba import types
 
 from ostinato.ops.cpu.codegen.dot import (
     add_pairs,
+    dot2_avx2,
+    dot2_generic,
     dot4_avx2,
     dot4_generic,
     dot4_signed_avx2,
@@ -182,6 +184,7 @@ def _dot_products(target: Target) -> dict[str, Any]:
         )
 
     return {
+        "dot2": instruction(I, [I, I, I], dot2_generic if target.simd == "generic" else dot2_avx2),
         "dot4": instruction(I, [I, I, I], dot4),
         "dot4_signed": instruction(I, [I, I, I], dot4_signed),
         "multiply_pairs": instruction(I, [I, I], multiply_pairs),

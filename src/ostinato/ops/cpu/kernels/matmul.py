@@ -8,7 +8,8 @@ not on what else is in the batch.
 
 How an exact integer comes about is up to the path. Where there is a dot product of four bytes, it is that;
 with AVX2, whose products of bytes are pairs in 16 bits, as many pairs are added there as cannot overflow
-(CHAIN) before they are widened, which takes half the multiplications.
+(CHAIN) before they are widened, which takes half the multiplications; and for many tokens a panel is prepared
+first (prepared.py).
 """
 
 from __future__ import annotations
@@ -24,11 +25,21 @@ from ostinato.ops.cpu.kernels.planes import (
     sub_scales,
     unpacked,
 )
+from ostinato.ops.cpu.kernels.prepared import (
+    FLIP_SIGNS,
+    MINIMA_AT,
+    PAIR_AT,
+    PREPARED_BYTES,
+    SCALES,
+    SUBS_AT,
+    prepare_panel,
+)
 from ostinato.ops.cpu.packing import LAYOUTS, Layout
 from ostinato.ops.cpu.simd import (
     F32,
     LANES,
     add_pairs,
+    dot2,
     dot4,
     dot4_signed,
     f32,
@@ -39,6 +50,7 @@ from ostinato.ops.cpu.simd import (
     load_bytes4,
     load_f16,
     load_f32,
+    load_i32,
     load_splat,
     multiply_pairs,
     prefetch,
@@ -55,9 +67,9 @@ TILES = (1, 4, 8)
 """Tokens a tile: 1 for decode, the most for prefill, in between for a few requests at once."""
 
 
-def tiles(simd: str) -> tuple[int, ...]:
-    """Return the tiles that a path has registers for."""
-    return TILES if simd == "avx512" else TILES[:-1]
+def scratch_bytes(columns: int) -> int:
+    """Bytes a worker needs for a prepared panel."""
+    return columns // GROUP * PREPARED_BYTES
 
 
 # Constants of the variants, put in before compilation; PAIRS is of the target.
@@ -66,9 +78,6 @@ LOW, GROUPS, SUBS, MINIMA, OFFSET, VALUE_BYTES, BLOCK_BYTES, CHAIN = 4, 1, 0, 0,
 ELEMENT_BYTES, BRAIN = 2, 0
 PAIRS, AHEAD = 0, 0
 LISTED = 0
-
-FLIP_SIGNS = -0x7F7F7F80
-"""0x80808080 as an int32: turns four unsigned bytes w into the signed w - 128."""
 
 
 @inline
@@ -174,19 +183,92 @@ def quantized_tile(
         finish(y + (y_row[t] * y_stride + r * LANES) * 4, acc[t], bias, r, scale, accumulate)
 
 
+@inline
+def prepared_tile(
+    values: int, scales: int, scaled_sums: int, integer_sums: int, prepared: int, y: int, y_stride: int,
+    groups: int, accumulate: int, bias: int, scale: float, r: int, tile: int,
+) -> None:  # fmt: skip
+    """The products of a prepared panel and T / 2 rows of x, in pairs."""
+    acc = registers(T // 2, splat(f32(0.0)))
+    for g in range(groups):
+        group = prepared + g * PREPARED_BYTES
+        n = tile * groups + g
+        dot = registers(T // 2, splat_i32(0))
+        pairs = registers(T // 2, splat_i32(0))
+        minima = registers(T // 2, splat_i32(0))
+        if SUBS == 2:
+            both = load_i32(group + PAIR_AT)
+            for t in static(T // 2):
+                sums = integer_sums + 8 * (n + t * groups)
+                halves = splat_i32((get_i32(sums) & 0xFFFF) | (get_i32(sums + 4) << 16))
+                if OFFSET:
+                    dot[t] = dot2(dot[t], both, halves)
+                if MINIMA:
+                    minima[t] = dot2(minima[t], both, halves)
+        elif OFFSET and OFFSET != 128:
+            for t in static(T // 2):
+                sums = integer_sums + 8 * (n + t * groups)
+                dot[t] = splat_i32(-OFFSET * (get_i32(sums) + get_i32(sums + 4)))
+        for j in static(8):
+            q = in_order(load_i32(group + 64 * j))
+            if CHAIN == 2 and j % 2 == 1:
+                before = in_order(load_i32(group + 64 * (j - 1)))
+            for t in static(T // 2):
+                at = values + (n + t * groups) * GROUP + 4 * j
+                if OFFSET == 128:
+                    dot[t] = in_order(dot4_signed(dot[t], q, load_bytes4(at)))
+                elif CHAIN == 2 and j % 2 == 1:
+                    two = add_pairs(
+                        multiply_pairs(before, load_bytes4(at - 4)), multiply_pairs(q, load_bytes4(at))
+                    )
+                    dot[t] = in_order(dot2(dot[t], two, load_i32(group + SUBS_AT + 64 * (j // 4))))
+                elif CHAIN > 2 and j % CHAIN == 0:
+                    pairs[t] = multiply_pairs(q, load_bytes4(at))
+                elif CHAIN > 2:
+                    pairs[t] = in_order(add_pairs(pairs[t], multiply_pairs(q, load_bytes4(at))))
+            if OFFSET != 128 and CHAIN > 2 and j % CHAIN == CHAIN - 1:
+                for t in static(T // 2):
+                    if SUBS == 2:
+                        dot[t] = dot2(dot[t], pairs[t], load_i32(group + SUBS_AT + 64 * (j // 4)))
+                    else:
+                        dot[t] = sum_pairs(dot[t], pairs[t])
+        row_scale = load_f32(group + SCALES)
+        if MINIMA:
+            minimum = load_f32(group + MINIMA_AT)
+        for t in static(T // 2):
+            x_scale = load_splat(scales + 4 * (n + t * groups))
+            acc[t] = fma(to_f32(dot[t]) * x_scale, row_scale, acc[t])
+            if MINIMA and SUBS == 2:
+                acc[t] = fma(to_f32(minima[t]) * x_scale, minimum, acc[t])
+            elif MINIMA:
+                acc[t] = fma(minimum, load_splat(scaled_sums + 4 * (n + t * groups)), acc[t])
+    for t in static(T // 2):
+        finish(y + ((tile + t) * y_stride + r * LANES) * 4, acc[t], bias, r, scale, accumulate)
+
+
 def _quantized(
-    first: int, last: int, num_tokens: int, num_rows: int, by_rows: int,
+    first: int, last: int, worker: int, num_tokens: int, num_rows: int, by_rows: int,
     values: int, scales: int, scaled_sums: int, integer_sums: int,
     weights: int, y: int, y_stride: int, groups: int, accumulate: int, bias: int, scale: float,
+    scratch: int, scratch_bytes: int,
 ) -> None:  # fmt: skip
     count = num_rows if by_rows != 0 else num_tokens
     for r in range(first, last):
         panel = weights + r * (groups // GROUPS) * BLOCK_BYTES
-        for tile in range(0, count, T):
-            quantized_tile(
-                values, scales, scaled_sums, integer_sums, panel, y, y_stride, groups, accumulate, bias,
-                scale, r, tile, count, 0, 1,
-            )  # fmt: skip
+        if PAIRS and T == 8:
+            prepared = scratch + worker * scratch_bytes
+            prepare_panel(panel, groups, prepared)
+            for tile in range(0, count, T // 2):
+                prepared_tile(
+                    values, scales, scaled_sums, integer_sums, prepared, y, y_stride, groups, accumulate,
+                    bias, scale, r, tile,
+                )  # fmt: skip
+        else:
+            for tile in range(0, count, T):
+                quantized_tile(
+                    values, scales, scaled_sums, integer_sums, panel, y, y_stride, groups, accumulate, bias,
+                    scale, r, tile, count, 0, 1,
+                )  # fmt: skip
 
 
 def _quantized_experts(
