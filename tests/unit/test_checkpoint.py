@@ -75,6 +75,7 @@ class TestOpening:
             _ = file.tensors
 
     def test_gemmas_norms_have_their_one(self) -> None:
+        """(B66)"""
         raw = open_model(TINY / "gemma2").tensors["output_norm.weight"]
         assert raw.type.name == "F32"
         assert abs(float(raw.dequantize().mean()) - 1) < 0.3
@@ -104,6 +105,8 @@ class TestOpening:
 
 
 class TestTiedOutput:
+    """Which matrix makes logits. (B67)"""
+
     def test_an_output_matrix_beside_a_tied_embedding_is_left_out(self, tmp_path: Path) -> None:
         assert "output.weight" in open_checkpoint(TINY / "llama").tensors
         file = open_checkpoint(copy("llama", tmp_path, tie_word_embeddings=True))
@@ -220,6 +223,7 @@ class TestStyles:
         assert rope_factors(CONFIG, changed) == rope_factors(CONFIG, new)
 
     def test_dynamic_scaling_changes_nothing_within_the_trained_length(self) -> None:
+        """(B70)"""
         dynamic = config_of(
             "mistral", rope_parameters={"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 2.0}
         )
