@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from ostinato.weights.gguf import GGUFFile
 from ostinato.weights.hf_config import metadata_of, rope_factors
 from ostinato.weights.hf_names import ARCHITECTURES, gguf_name
 from ostinato.weights.opened import open_model
+from ostinato.weights.sources import resolve
 
 CONFIG = Path("folder/config.json")
 Change = Callable[[dict[str, Any]], None]
@@ -44,6 +46,13 @@ def copy(name: str, folder: Path, **changes: Any) -> Path:
 def without(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return metadata with arrays as lists, to compare."""
     return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in metadata.items()}
+
+
+class Tripwire:
+    """What fails the test when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pytest.fail, ("it was unpickled",)
 
 
 class TestOpening:
@@ -120,6 +129,21 @@ class TestTiedOutput:
 
 
 class TestRefusals:
+    def test_pickles_are_never_loaded(self, tmp_path: Path) -> None:
+        """(B65) Not beside a configuration, not by their path, not under the name of something else."""
+        folder = copy("llama", tmp_path / "llama")
+        (folder / "model.safetensors").unlink()
+        pickled = folder / "pytorch_model.bin"
+        pickled.write_bytes(pickle.dumps(Tripwire()))
+        with pytest.raises(ModelFileError, match="no safetensors file"):
+            open_model(folder)
+        with pytest.raises(ModelNotFoundError, match="is a folder, not a model file"):
+            resolve(str(folder))
+        with pytest.raises(ModelFileError, match="expected b.GGUF"):
+            open_model(pickled)
+        with pytest.raises(ModelFileError, match="is this a safetensors file"):
+            open_model(pickled.rename(folder / "model.safetensors"))
+
     def test_an_unknown_model_type_is_refused_with_those_known(self) -> None:
         with pytest.raises(UnsupportedModelError) as error:
             metadata_of(CONFIG, config_of("llama", model_type="bert"))
