@@ -13,8 +13,18 @@ from harness import FUSED_PATHS, PATHS, Array, Floats, Guarded, Runner, batch_fi
 from ostinato.models.rope import rope_frequencies
 from ostinato.ops import reference
 from ostinato.ops.batch import BLOCK_TOKENS, ForwardBatch
+from ostinato.ops.cpu.kernel import Kernel
 from ostinato.ops.cpu.kernels import kv
-from ostinato.ops.cpu.kernels.attention import SEGMENT, attention_kernel, queries, scratch_bytes
+from ostinato.ops.cpu.kernels.attention import (
+    SEGMENT,
+    accumulators,
+    attention_kernel,
+    merge_segments,
+    queries,
+    scratch_bytes,
+    segments_kernel,
+    states_bytes,
+)
 
 ATTENTION_BOUND = 1e-5
 """Of attention, relative to the largest value: scores of ordinary size are sums of up to 256 products."""
@@ -30,6 +40,10 @@ FEWER = [(80, 1), (16, 2), (64, 3)]
 
 CASES = [(simd, *heads) for simd in PATHS for heads in (HEADS if simd == PATHS[0] else FEWER)]
 CONTEXTS = (1, 31, 32, 33, 255, 256, 257, 600)
+WINDOWS = (0, 1, 7, 100, 256, 300, 5000)
+SPLIT = 0
+"""As the tokens of a tile: segments are taken apart, and merged."""
+
 NOT_A_NUMBER = np.array([0xFFFF], np.uint16).view(np.float16)[0]
 
 
@@ -38,14 +52,20 @@ def tile_tokens(heads_per_kv: int) -> int:
     return max(1, queries("avx512") // heads_per_kv)
 
 
+def tile_kernel(simd: str, tokens: int, heads_per_kv: int, head_dim: int) -> Kernel:
+    """The kernel for tiles of so many tokens."""
+    return attention_kernel(tokens * heads_per_kv, heads_per_kv, head_dim, accumulators(simd))
+
+
 @cache
 def compiled(simd: str) -> Runner:
     """Return the path's kernels, all that these tests need compiled at once."""
     made = runner(simd)
-    needed = [kv.rope, kv.store_kv]
+    needed = [kv.rope, kv.store_kv, merge_segments]
     for _, head_dim, heads_per_kv in (case for case in CASES if case[0] == simd):
+        needed.append(segments_kernel(heads_per_kv, head_dim, accumulators(simd)))
         for tokens in (1, tile_tokens(heads_per_kv)):
-            needed.append(attention_kernel(tokens * heads_per_kv, heads_per_kv, head_dim))
+            needed.append(tile_kernel(simd, tokens, heads_per_kv, head_dim))
     made.load(needed)
     return made
 
@@ -71,7 +91,10 @@ class Layer:
 
     KV_HEADS, LAYERS, LAYER = 2, 3, 1
 
-    def __init__(self, simd: str, head_dim: int, heads_per_kv: int, num_blocks: int) -> None:
+    def __init__(
+        self, simd: str, head_dim: int, heads_per_kv: int, num_blocks: int, window: int = 0, cap: float = 0.0
+    ) -> None:
+        self.simd, self.window, self.cap = simd, window, cap
         self.run, self.head_dim, self.heads_per_kv = compiled(simd), head_dim, heads_per_kv
         self.guarded = Guarded()
         shape = (num_blocks, self.LAYERS, self.KV_HEADS, 2, BLOCK_TOKENS * head_dim)
@@ -123,21 +146,47 @@ class Layer:
         """Return attention of a batch in tiles of so many tokens."""
         tokens, guarded = len(batch.token_ids), Guarded()
         y = guarded.empty(q.shape)
-        self.run.part(
-            attention_kernel(tile * self.heads_per_kv, self.heads_per_kv, self.head_dim),
-            0,
-            -(-tokens // tile) * self.KV_HEADS,
-            worker=worker,
-            batch=batch_fields(batch),
-            q=q,
-            y=y,
-            stride=q.shape[1],
-            scale=self.scale,
-            **self._fields(),
-        )
+        if tile == SPLIT:
+            self._attend_split(batch, q, y, guarded)
+        else:
+            self.attend_items(batch, q, y, tile, 0, -(-tokens // tile) * self.KV_HEADS, worker)
         guarded.check()
         self.guarded.check()
         return y
+
+    def attend_items(
+        self, batch: ForwardBatch, q: Floats, y: Floats, tile: int, first: int, last: int, worker: int
+    ) -> None:
+        """Attend to some items: KV heads of tiles."""
+        kernel = tile_kernel(self.simd, tile, self.heads_per_kv, self.head_dim)
+        values = {"q": q, "y": y, "stride": q.shape[1], **self._score_fields(), **self._fields()}
+        self.run.part(kernel, first, last, worker=worker, batch=batch_fields(batch), **values)
+
+    def _score_fields(self) -> dict[str, int | float]:
+        return {"scale": self.scale, "window": self.window, "softcap": self.cap}
+
+    def _attend_split(self, batch: ForwardBatch, q: Floats, y: Floats, guarded: Guarded) -> None:
+        """Segments one by one in any order, by any worker."""
+        tokens, segments = len(batch.token_ids), int(batch.positions.max()) // SEGMENT + 1
+        size = states_bytes(tokens, segments, self.heads, self.head_dim)
+        states = guarded.copy(np.full(size, 0xFF, np.uint8))
+        fields = batch_fields(batch) | {"num_segments": segments}
+        kernel = segments_kernel(self.heads_per_kv, self.head_dim, accumulators(self.simd))
+        values = {"q": q, "stride": q.shape[1], "states": states, **self._score_fields(), **self._fields()}
+        for item in np.random.default_rng(segments).permutation(tokens * segments * self.KV_HEADS):
+            self.run.part(kernel, int(item), int(item) + 1, worker=int(item) % 2, batch=fields, **values)
+        self.run(
+            merge_segments,
+            tokens * self.heads,
+            batch=fields,
+            y=y,
+            stride=y.shape[1],
+            kv_heads=self.KV_HEADS,
+            heads_per_kv=self.heads_per_kv,
+            head_dim=self.head_dim,
+            window=self.window,
+            states=states,
+        )
 
     def step(self, batch: ForwardBatch, rows: Rows, tile: int) -> Floats:
         """Store a batch's keys and values, then attend to all so far."""
@@ -150,7 +199,8 @@ class Layer:
             x.reshape(len(x), -1, self.head_dim).astype(np.float64)
             for x in (rows.q, half(rows.k), half(rows.v))
         ]
-        return reference.attention(*split, np.arange(len(rows.q), dtype=np.int32), self.scale)
+        positions = np.arange(len(rows.q), dtype=np.int32)
+        return reference.attention(*split, positions, self.scale, self.window, self.cap)
 
 
 def half(x: Floats) -> Floats:
@@ -165,43 +215,56 @@ def whole(tokens: int, blocks: list[int] | None = None) -> ForwardBatch:
 
 @pytest.mark.parametrize(("simd", "head_dim", "heads_per_kv"), CASES)
 def test_attention(simd: str, head_dim: int, heads_per_kv: int) -> None:
-    for tokens in CONTEXTS:
-        layer = Layer(simd, head_dim, heads_per_kv, -(-tokens // BLOCK_TOKENS))
-        rows = layer.random(tokens, tokens)
-        y = layer.step(whole(tokens), rows, tile_tokens(heads_per_kv))
-        error = np.abs(y - layer.expected(rows)).max()
-        assert error <= ATTENTION_BOUND * np.abs(rows.v).max(), tokens
+    for i, tokens in enumerate(CONTEXTS):
+        for window, cap in ((0, 0.0), (WINDOWS[i % len(WINDOWS)], 20.0), (WINDOWS[-i % len(WINDOWS)], 0.0)):
+            check_attention(simd, head_dim, heads_per_kv, tokens, window, cap)
 
 
+def check_attention(
+    simd: str, head_dim: int, heads_per_kv: int, tokens: int, window: int, cap: float
+) -> None:
+    layer = Layer(simd, head_dim, heads_per_kv, -(-tokens // BLOCK_TOKENS), window, cap)
+    rows = layer.random(tokens, tokens)
+    y = layer.step(whole(tokens), rows, tile_tokens(heads_per_kv))
+    error = np.abs(y - layer.expected(rows)).max()
+    assert error <= ATTENTION_BOUND * np.abs(rows.v).max(), (tokens, window, cap)
+
+
+@pytest.mark.parametrize("window", [0, 40, 270])
 @pytest.mark.parametrize(("simd", "head_dim", "heads_per_kv"), CASES)
-def test_bits_depend_on_the_sequence_alone(simd: str, head_dim: int, heads_per_kv: int) -> None:
-    """Sequences advance together in chunks of all sizes, over scrambled blocks, in tiles of any size."""
+def test_bits_depend_on_the_sequence_alone(simd: str, head_dim: int, heads_per_kv: int, window: int) -> None:
+    """Sequences advance together in chunks of all sizes, over scrambled blocks, in tiles of any size, or with
+    their segments apart.
+    """
     rng = np.random.default_rng([head_dim, heads_per_kv])
-    lengths = (1, 33, 70, 256, 300)
-    layer = Layer(simd, head_dim, heads_per_kv, sum(-(-n // BLOCK_TOKENS) for n in lengths) + 3)
+    lengths = (1, 33, 70, 256, 300, 560)
+    blocks = sum(-(-n // BLOCK_TOKENS) for n in lengths) + 3
+    layer = Layer(simd, head_dim, heads_per_kv, blocks, window)
     sequences = [layer.random(length, seed) for seed, length in enumerate(lengths)]
     alone = []
     for rows in sequences:
-        fresh = Layer(simd, head_dim, heads_per_kv, -(-len(rows.q) // BLOCK_TOKENS))
+        fresh = Layer(simd, head_dim, heads_per_kv, -(-len(rows.q) // BLOCK_TOKENS), window)
         alone.append(fresh.step(whole(len(rows.q)), rows, tile_tokens(heads_per_kv)))
     free = list(rng.permutation(len(layer.pool)))
-    tables = np.full((len(lengths), 12), -77, np.int32)
+    tables = np.full((len(lengths), 18), -77, np.int32)
     for table, length in zip(tables, lengths, strict=True):
         for i in range(-(-length // BLOCK_TOKENS)):
             table[i] = free.pop()
     done = [0] * len(lengths)
     while any(a < b for a, b in zip(done, lengths, strict=True)):
         chunks = []
+        single = rng.random() < 0.3
         for slot in rng.permutation(len(lengths)):
             left = lengths[slot] - done[slot]
-            size = min(left, int(rng.choice([0, 1, 1, 2, 5, 9, 32, 64, 150])))
+            size = min(left, 1 if single else int(rng.choice([0, 1, 2, 5, 9, 32, 64, 150])))
             if size:
                 chunks.append((int(slot), done[slot], size))
                 done[slot] += size
         if chunks:
             batch = mixed(chunks, tables, done)
             rows = Rows.joined([sequences[slot][start : start + size] for slot, start, size in chunks])
-            y = layer.step(batch, rows, int(rng.choice([1, tile_tokens(heads_per_kv)])))
+            tiles = [1, SPLIT] if single else [1, tile_tokens(heads_per_kv)]
+            y = layer.step(batch, rows, int(rng.choice(tiles)))
             want = np.concatenate([alone[slot][start : start + size] for slot, start, size in chunks])
             assert same_bits(y, want), chunks
 
@@ -229,18 +292,7 @@ def test_items_can_be_dealt_out(simd: str, head_dim: int, heads_per_kv: int) -> 
     want = layer.step(whole(50), rows, tile)
     y = np.zeros_like(want)
     for item in np.random.default_rng(2).permutation(-(-50 // tile) * Layer.KV_HEADS):
-        layer.run.part(
-            attention_kernel(tile * heads_per_kv, heads_per_kv, head_dim),
-            int(item),
-            int(item) + 1,
-            worker=int(item) % 2,
-            batch=batch_fields(whole(50)),
-            q=rows.q,
-            y=y,
-            stride=rows.q.shape[1],
-            scale=layer.scale,
-            **layer._fields(),
-        )
+        layer.attend_items(whole(50), rows.q, y, tile, int(item), int(item) + 1, int(item) % 2)
     layer.guarded.check()
     assert same_bits(y, want)
 

@@ -25,6 +25,8 @@ SILU_SMALL = 1e-37
 
 WIDTHS = (16, 32, 33, 64, 576, 1000)
 EPS = 1e-5
+GELU_BOUND = 2.0**-22
+TANH_BOUND = 2e-7
 
 
 @pytest.fixture(params=PATHS)
@@ -122,8 +124,11 @@ def normed(run: Runner, x: Floats, weight: Floats) -> Floats:
         weight=guarded.copy(padded(weight[None], stride)),
         y=y,
         stride=stride,
+        heads=1,
+        part=stride,
         width=width,
         eps=EPS,
+        accumulate=0,
     )
     guarded.check()
     assert not y[:, width:].any()
@@ -220,6 +225,51 @@ def test_gated_unit_then_quantised(run: Runner) -> None:
     run(rows.GATED_QUANTIZE["silu"], 64 * 3, **fields, **twin.fields())
     guarded.check()
     assert twin.same_as(quantised(run, gated(run, gate, up)))
+
+
+def test_gelu_unit(run: Runner) -> None:
+    """Against the tanh form in float64; the fused kernel gives the bits of the two that it stands for."""
+    gate, up = gates()
+    guarded = Guarded()
+    y = guarded.empty(gate.shape)
+    run(rows.GATED["gelu"], gate.size // LANES, gate=guarded.copy(gate), up=guarded.copy(up), y=y)
+    exact = reference.gelu(gate.astype(np.float64)) * up
+    assert (np.abs(y - exact) <= GELU_BOUND * (8 + np.abs(gate)) * np.abs(up)).all()
+    twin = Quantised(guarded, 64, 96)
+    fields = {"gate": guarded.copy(gate), "up": guarded.copy(up), "stride": 96, "groups": 3}
+    run(rows.GATED_QUANTIZE["gelu"], 64 * 3, **fields, **twin.fields())
+    guarded.check()
+    assert twin.same_as(quantised(run, y))
+
+
+def test_softcap(run: Runner) -> None:
+    guarded = Guarded()
+    x = guarded.copy(np.linspace(-200, 200, 64 * 96, dtype=np.float32).reshape(64, 96))
+    x[0, 0] = np.nan
+    want = 30 * np.tanh(x.astype(np.float64) / 30)
+    run(rows.softcap, x.size // LANES, x=x, cap=30.0)
+    guarded.check()
+    np.testing.assert_allclose(x, want, atol=30 * TANH_BOUND)
+
+
+@pytest.mark.parametrize("accumulate", [0, 1])
+def test_norms_of_heads(run: Runner, accumulate: int) -> None:
+    """In place or not, each head is normed on its own; `accumulate` adds."""
+    guarded, heads = Guarded(), 3
+    x, weight = random_rows(5, heads * 32), random_rows(1, 32)[0]
+    parts = x.reshape(5, heads, 32).astype(np.float64)
+    want = (parts / np.sqrt((parts**2).mean(-1, keepdims=True) + EPS) * weight).reshape(5, -1)
+    before = random_rows(5, heads * 32, 1)
+    common = {"weight": guarded.copy(weight), "stride": heads * 32, "heads": heads, "part": 32, "width": 32}
+    y = guarded.copy(before)
+    run(rows.rms_norm, 5, x=guarded.copy(x), y=y, eps=EPS, accumulate=accumulate, **common)
+    np.testing.assert_allclose(
+        y, want + (before if accumulate else 0), rtol=1e-6, atol=1e-6 * np.abs(want).max()
+    )
+    in_place = guarded.copy(x)
+    run(rows.rms_norm, 5, x=in_place, y=in_place, eps=EPS, accumulate=0, **common)
+    guarded.check()
+    np.testing.assert_allclose(in_place, want, rtol=1e-6)
 
 
 def test_a_gate_of_no_number_is_none(run: Runner) -> None:
