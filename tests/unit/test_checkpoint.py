@@ -139,7 +139,7 @@ class TestRefusals:
             open_model(folder)
         with pytest.raises(ModelNotFoundError, match="is a folder, not a model file"):
             resolve(str(folder))
-        with pytest.raises(ModelFileError, match="expected b.GGUF"):
+        with pytest.raises(ModelFileError, match=r"expected b.GGUF"):
             open_model(pickled)
         with pytest.raises(ModelFileError, match="is this a safetensors file"):
             open_model(pickled.rename(folder / "model.safetensors"))
