@@ -8,7 +8,7 @@ from pathlib import Path
 from ostinato.chat.end_tokens import end_ids
 from ostinato.chat.sources import defaults_of, vocabulary_of
 from ostinato.chat.vocabulary import Vocabulary, read_chat_template
-from ostinato.errors import ModelFileError
+from ostinato.errors import ModelFileError, ModelNotFoundError
 from ostinato.models.keys import architecture
 from ostinato.weights.opened import open_model
 from ostinato.weights.quantize import format_named, quantized
@@ -84,7 +84,7 @@ def describe(
 def _vocabulary(file: ModelFile) -> Vocabulary | None:
     try:
         return vocabulary_of(file.path, file.metadata)
-    except ModelFileError:  # which loading will say; the rest of the card is still true
+    except (ModelFileError, ModelNotFoundError):  # which loading will say; the rest of the card is still true
         return None
 
 

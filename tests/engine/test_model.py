@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fakes.tiny_gguf import CONTEXT, base_model, chat_model, opinionated_model, write_model
+from fakes.tiny_gguf import CONTEXT, base_model, chat_model, opinionated_model, split_model, write_model
 from fakes.vocabularies import smollm2
 
 import ostinato
@@ -141,6 +141,15 @@ def test_limits_of_loading_are_checked(limits: dict[str, int]) -> None:
 def test_a_missing_model_is_named() -> None:
     with pytest.raises(ModelNotFoundError, match="nosuch"):
         ostinato.load("nosuch")
+
+
+def test_a_split_model_writes_the_same(model: Model) -> None:
+    """B64: by any part, or by the folder."""
+    parts = split_model()
+    assert len(parts) == 3
+    for path in (*parts, parts[0].parent):
+        with ostinato.load(str(path)) as split:
+            assert split.chat(HELLO, TEN).token_ids == model.chat(HELLO, TEN).token_ids
 
 
 def test_a_smaller_context_holds() -> None:

@@ -41,12 +41,27 @@ def opinionated_model() -> Path:
     return write_model("opinionated", {**smollm2(), **said})
 
 
-def write_model(name: str, tokenizer: dict[str, object], context: int = CONTEXT, kind: str = "Q8_0") -> Path:
-    """Write a model with these tokenizer keys to a folder of its own, its matrices of one type."""
+@cache
+def split_model() -> list[Path]:
+    """Return the parts of the file with a chat template."""
+    return sorted(write_model("split", smollm2(), max_tensors=7).parent.iterdir())
+
+
+def write_model(
+    name: str,
+    tokenizer: dict[str, object],
+    context: int = CONTEXT,
+    kind: str = "Q8_0",
+    max_tensors: int = 0,
+) -> Path:
+    """Write a model with these tokenizer keys to a folder of its own, its matrices of one type.
+
+    `max_tensors`: how many of its tensors go in a part; 0: all are in one file, which is returned.
+    """
     shape = TinyShape(width=32, hidden=64, heads=2, kv_heads=1, vocab=VOCAB, type=kind)
     model = tiny_llama(shape)
     path = Path(mkdtemp(prefix="ostinato-test-")) / f"{name}.gguf"
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, "llama", split_max_tensors=max_tensors)
     for key, value in {**model.metadata, "llama.context_length": context, **tokenizer}.items():
         if key != "general.architecture":
             add_key(writer, key, value)

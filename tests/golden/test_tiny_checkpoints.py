@@ -1,6 +1,7 @@
 """Tiny random checkpoints of every architecture: the reference executor gives transformers' logits.
 
 The longer prompts reach beyond the sliding windows and beyond the contexts that rope scaling extends.
+(B66, B70)
 """
 
 from __future__ import annotations

@@ -226,6 +226,7 @@ def test_keys_rotated_while_stored_are_quantised_anew() -> None:
 
 
 def test_a_type_without_kernels_is_an_error() -> None:
+    """(B67)"""
     program, tensors = program_of([Embed("x", Weight("a"))], a=F16)
     kind = type(tensors["a"].type)("IQ3_S", 21, 256, 110)
     tensors["a"] = Tensor("a", (64, 64), kind, tensors["a"].data, 0)

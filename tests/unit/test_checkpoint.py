@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from ostinato.weights.gguf import GGUFFile
 from ostinato.weights.hf_config import metadata_of, rope_factors
 from ostinato.weights.hf_names import ARCHITECTURES, gguf_name
 from ostinato.weights.opened import open_model
+from ostinato.weights.sources import resolve
 
 CONFIG = Path("folder/config.json")
 Change = Callable[[dict[str, Any]], None]
@@ -44,6 +46,13 @@ def copy(name: str, folder: Path, **changes: Any) -> Path:
 def without(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return metadata with arrays as lists, to compare."""
     return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in metadata.items()}
+
+
+class Tripwire:
+    """What fails the test when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pytest.fail, ("it was unpickled",)
 
 
 class TestOpening:
@@ -75,6 +84,7 @@ class TestOpening:
             _ = file.tensors
 
     def test_gemmas_norms_have_their_one(self) -> None:
+        """(B66)"""
         raw = open_model(TINY / "gemma2").tensors["output_norm.weight"]
         assert raw.type.name == "F32"
         assert abs(float(raw.dequantize().mean()) - 1) < 0.3
@@ -104,6 +114,8 @@ class TestOpening:
 
 
 class TestTiedOutput:
+    """Which matrix makes logits. (B67)"""
+
     def test_an_output_matrix_beside_a_tied_embedding_is_left_out(self, tmp_path: Path) -> None:
         assert "output.weight" in open_checkpoint(TINY / "llama").tensors
         file = open_checkpoint(copy("llama", tmp_path, tie_word_embeddings=True))
@@ -117,6 +129,21 @@ class TestTiedOutput:
 
 
 class TestRefusals:
+    def test_pickles_are_never_loaded(self, tmp_path: Path) -> None:
+        """(B65) Not beside a configuration, not by their path, not under the name of something else."""
+        folder = copy("llama", tmp_path / "llama")
+        (folder / "model.safetensors").unlink()
+        pickled = folder / "pytorch_model.bin"
+        pickled.write_bytes(pickle.dumps(Tripwire()))
+        with pytest.raises(ModelFileError, match="no safetensors file"):
+            open_model(folder)
+        with pytest.raises(ModelNotFoundError, match="is a folder, not a model file"):
+            resolve(str(folder))
+        with pytest.raises(ModelFileError, match=r"expected b.GGUF"):
+            open_model(pickled)
+        with pytest.raises(ModelFileError, match="is this a safetensors file"):
+            open_model(pickled.rename(folder / "model.safetensors"))
+
     def test_an_unknown_model_type_is_refused_with_those_known(self) -> None:
         with pytest.raises(UnsupportedModelError) as error:
             metadata_of(CONFIG, config_of("llama", model_type="bert"))
@@ -220,6 +247,7 @@ class TestStyles:
         assert rope_factors(CONFIG, changed) == rope_factors(CONFIG, new)
 
     def test_dynamic_scaling_changes_nothing_within_the_trained_length(self) -> None:
+        """(B70)"""
         dynamic = config_of(
             "mistral", rope_parameters={"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 2.0}
         )

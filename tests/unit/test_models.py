@@ -124,7 +124,7 @@ PLAIN = np.array([10000 ** (-i / 8) for i in range(8)])
 
 
 class TestRopeScaling:
-    """Against the formulas of the papers, written out here another way."""
+    """Against the formulas of the papers, written out here another way. (B70)"""
 
     def test_plain(self) -> None:
         assert rope_frequencies(10000.0, 16) == pytest.approx(PLAIN, rel=1e-12)

@@ -1,4 +1,4 @@
-"""Safetensors files and shards: what is read, and each fault with its one clear line."""
+"""Safetensors files and shards: what is read, and each fault with its one clear line. (B65)"""
 
 from __future__ import annotations
 

@@ -45,6 +45,6 @@ def test_a_gguf_file_speaks_for_itself() -> None:
 
 def test_a_damaged_generation_config(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("{")
-    with pytest.raises(ModelFileError, match=r"generation_config\.json is not JSON"):
+    with pytest.raises(ModelFileError, match=r"generation_config\.json is no JSON"):
         defaults_of(tmp_path, {})
     assert defaults_of(tmp_path.parent / "elsewhere", {}) == ModelDefaults()

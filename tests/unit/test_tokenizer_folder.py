@@ -21,7 +21,7 @@ from ostinato.chat.rendered import Rendered
 from ostinato.chat.template import ChatTemplate
 from ostinato.chat.tokenizer import Tokenizer
 from ostinato.chat.vocabulary import TokenType
-from ostinato.errors import InvalidRequestError, ModelFileError, UnsupportedModelError
+from ostinato.errors import InvalidRequestError, ModelFileError, ModelNotFoundError, UnsupportedModelError
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 WORDS = st.sampled_from(
@@ -338,11 +338,11 @@ def test_damage_is_named(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is not JSON"),
-        (b"[]", "holds list, expected an object"),
-        (b'{"model": ', "is not JSON"),
-        (b"\xff\xfe", "cannot be read"),
-        (b"[" * 100_000, "is not JSON"),
+        (b"", "is no JSON"),
+        (b"[]", "holds a JSON list; expected an object"),
+        (b'{"model": ', "is no JSON"),
+        (b"\xff\xfe", "is no JSON"),
+        (b"[" * 100_000, "is no JSON"),
         (b'{"model": {"type": "BPE", "vocab": {}, "merges": []}}', "holds no tokens"),
     ],
 )
@@ -354,7 +354,7 @@ def test_what_is_no_tokenizer(content: bytes, said: str) -> None:
 
 
 def test_a_folder_without_a_tokenizer() -> None:
-    with pytest.raises(ModelFileError, match=r"tokenizer\.json is missing"):
+    with pytest.raises(ModelNotFoundError, match=r"tokenizer\.json does not exist: fetch all of the model"):
         Tokenizer.from_folder(Path(mkdtemp(prefix="ostinato-test-")))
 
 

@@ -12,7 +12,6 @@ chat_template.json.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +21,11 @@ import numpy as np
 
 from ostinato.chat.vocabulary import TokenType, Vocabulary, byte_value
 from ostinato.errors import ModelFileError, UnsupportedModelError
+from ostinato.weights.small_files import read_json_object, read_text
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 KIND = "tokenizer.json"
 MAX_TOKENS = 1 << 22  # sixteen times the largest vocabulary there is
-MAX_FILE_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,12 @@ def read_folder(folder: Path, vocab_size: int | None = None) -> tuple[Vocabulary
 
     Raises:
         UnsupportedModelError: the tokenizer is of a kind that is not built.
-        ModelFileError: a file is missing or damaged, names a token that does not exist, or has more tokens
+        ModelNotFoundError: there is no tokenizer.json.
+        ModelFileError: a file is damaged, names a token that does not exist, or has more tokens
             than the model.
     """
-    description = _describe(read_json(folder / TOKENIZER, required=True), folder / TOKENIZER)
-    config = {**read_json(folder / "special_tokens_map.json"), **read_json(folder / CONFIG)}
+    description = _describe(read_json_object(folder / TOKENIZER), folder / TOKENIZER)
+    config = {**_said(folder / "special_tokens_map.json"), **_said(folder / CONFIG)}
     ids = {**description.tokens, **{token["content"]: token["id"] for token in description.added}}
     tokens = _listed(ids, vocab_size, folder)
     roles = {name: _role(config, name, ids, folder) for name in ("bos", "eos", "unk", "pad")}
@@ -98,43 +98,17 @@ def folder_chat_template(folder: Path) -> str | None:
     """
     own_file = folder / "chat_template.jinja"
     if own_file.is_file():
-        return _text_of(own_file) or None
+        return read_text(own_file) or None
     for name in (CONFIG, "chat_template.json"):
-        source = read_json(folder / name).get("chat_template")
+        source = _said(folder / name).get("chat_template")
         if source:
             return _template(source, folder / name)
     return None
 
 
-def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
-    """Return the object that a JSON file holds; nothing where there is no such file, unless it is required.
-
-    Raises:
-        ModelFileError: it is missing though required, unreadable, not JSON or not an object.
-    """
-    if not path.is_file():
-        if required:
-            raise ModelFileError(
-                f"{path} is missing: a folder of safetensors needs it to read and write text; fetch it from "
-                "where the model came from"
-            )
-        return {}
-    try:
-        value = json.loads(_text_of(path))
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{path} holds {type(value).__name__}, expected an object")
-    return value
-
-
-def _text_of(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ModelFileError(f"{path} has {path.stat().st_size} bytes, at most {MAX_FILE_BYTES} are read")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(f"{path} cannot be read: {error}") from None
+def _said(path: Path) -> dict[str, Any]:
+    """Return what a file says that a folder need not have."""
+    return read_json_object(path, optional=True)
 
 
 def _template(source: object, path: Path) -> str | None:
@@ -285,7 +259,7 @@ def _named_ends(folder: Path, num_tokens: int) -> frozenset[int]:
     """Return the end tokens of generation_config.json and config.json, which give one id or a list."""
     ends: set[int] = set()
     for name in ("generation_config.json", "config.json"):
-        value = read_json(folder / name).get("eos_token_id")
+        value = _said(folder / name).get("eos_token_id")
         for token_id in value if isinstance(value, list) else [] if value is None else [value]:
             if type(token_id) is not int or not 0 <= token_id < num_tokens:
                 raise ModelFileError(

@@ -10,19 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ostinato.chat.folder import read_folder, read_json
+from ostinato.chat.folder import read_folder
 from ostinato.chat.tokenizer import Tokenizer
 from ostinato.chat.vocabulary import Vocabulary, read_vocabulary
 from ostinato.sampling.defaults import ModelDefaults, config_defaults, gguf_defaults
-
-_CHECKPOINT_NAMES = (".safetensors", ".safetensors.index.json")
+from ostinato.weights.folder_names import folder_of
+from ostinato.weights.small_files import read_json_object
 
 
 def tokenizer_of(
     path: Path, metadata: Mapping[str, Any], *, vocab_size: int, pre_tokenizer: str | None = None
 ) -> Tokenizer:
     """Build the tokenizer of the model at a path; see `Tokenizer.from_metadata` and `from_folder`."""
-    folder = _folder(path)
+    folder = folder_of(path)
     if folder is None:
         return Tokenizer.from_metadata(metadata, pre_tokenizer)
     return Tokenizer.from_folder(folder, vocab_size=vocab_size, pre_tokenizer=pre_tokenizer)
@@ -34,7 +34,7 @@ def vocabulary_of(path: Path, metadata: Mapping[str, Any]) -> Vocabulary:
     Raises:
         UnsupportedModelError, ModelFileError: as for the tokenizer.
     """
-    folder = _folder(path)
+    folder = folder_of(path)
     return read_vocabulary(metadata) if folder is None else read_folder(folder)[0]
 
 
@@ -44,14 +44,7 @@ def defaults_of(path: Path, metadata: Mapping[str, Any]) -> ModelDefaults:
     Raises:
         ModelFileError: generation_config.json is damaged.
     """
-    folder = _folder(path)
+    folder = folder_of(path)
     if folder is None:
         return gguf_defaults(metadata)
-    return config_defaults(read_json(folder / "generation_config.json"))
-
-
-def _folder(path: Path) -> Path | None:
-    """Return the folder in which the small files of a model lie, or None where it is one file of its own."""
-    if path.is_dir():
-        return path
-    return path.parent if path.name.endswith(_CHECKPOINT_NAMES) else None
+    return config_defaults(read_json_object(folder / "generation_config.json", optional=True))

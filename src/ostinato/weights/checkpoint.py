@@ -24,10 +24,10 @@ from ostinato.errors import ModelFileError
 from ostinato.weights.folder_names import CONFIG
 from ostinato.weights.hf_config import architecture_of, metadata_of, rope_factors
 from ostinato.weights.hf_names import Architecture, gguf_name
-from ostinato.weights.json_file import read_json_object
 from ostinato.weights.mapped import shown_path
 from ostinato.weights.quants import TENSOR_TYPES, Floats
 from ostinato.weights.safetensors import SafetensorsFiles, find_weights, open_safetensors
+from ostinato.weights.small_files import read_json_object
 from ostinato.weights.tensors import MetadataValue, Tensor
 
 _F32: Final = TENSOR_TYPES[0]

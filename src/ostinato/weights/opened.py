@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ostinato.weights.checkpoint import Checkpoint, open_checkpoint
-from ostinato.weights.folder_names import SUFFIX
+from ostinato.weights.folder_names import folder_of
 from ostinato.weights.gguf import GGUFFile, open_gguf
 
 OpenModel: TypeAlias = GGUFFile | Checkpoint
-_CHECKPOINT_SUFFIXES = (SUFFIX, f"{SUFFIX}.index.json")
 
 
 def open_model(path: str | os.PathLike[str]) -> OpenModel:
@@ -23,5 +22,4 @@ def open_model(path: str | os.PathLike[str]) -> OpenModel:
         UnsupportedModelError: a folder of an architecture that is not built.
     """
     path = Path(path)
-    is_checkpoint = path.is_dir() or path.name.endswith(_CHECKPOINT_SUFFIXES)
-    return open_checkpoint(path) if is_checkpoint else open_gguf(path)
+    return open_gguf(path) if folder_of(path) is None else open_checkpoint(path)

@@ -15,9 +15,9 @@ import numpy as np
 
 from ostinato.errors import ModelFileError
 from ostinato.weights.folder_names import INDEX, SUFFIX, WHOLE
-from ostinato.weights.json_file import read_json_object
 from ostinato.weights.mapped import map_file, shown_path, unmap
 from ostinato.weights.safetensors_header import walk_header
+from ostinato.weights.small_files import read_json_object
 from ostinato.weights.tensors import Tensor
 
 MAX_LISTED: Final = 5
