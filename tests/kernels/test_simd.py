@@ -18,8 +18,10 @@ from ostinato.ops.cpu.simd import (
     atomic_store,
     atomic_swap,
     bits_of,
+    dot2,
     dot4,
     dot4_signed,
+    dot4_small,
     f32,
     float_of,
     fma,
@@ -77,7 +79,7 @@ FLOAT_NAMES = (
 )
 INTEGER_NAMES = "add sub mul and or xor right_3 left_3 right left dot4 dot4_signed to_i32 bits_of sum_lanes"
 FLOAT_RESULTS = [*FLOAT_NAMES.split(), "sqrt", "load_splat"]
-BYTE_NAMES = "multiply_pairs add_pairs sum_pairs in_order look_up load_i8 load_u8"
+BYTE_NAMES = "multiply_pairs add_pairs sum_pairs in_order look_up load_i8 load_u8 dot4_small dot2"
 INTEGER_RESULTS = [*INTEGER_NAMES.split(), "lane_numbers", "load_bytes4", "splat_i32", "registers"]
 INTEGER_RESULTS += BYTE_NAMES.split()
 """What the first two kernels below write, register after register."""
@@ -112,7 +114,7 @@ def integer_instructions(first: int, last: int, a: int, b: int, c: int, f: int, 
     for n in range(first, last):
         x, y, acc = load_i32(a + 64 * n), load_i32(b + 64 * n), load_i32(c + 64 * n)
         number = load_f32(f + 64 * n)
-        to = out + 26 * 64 * n
+        to = out + 28 * 64 * n
         store_i32(to, x + y)
         store_i32(to + 64, x - y)
         store_i32(to + 128, x * y)
@@ -143,6 +145,8 @@ def integer_instructions(first: int, last: int, a: int, b: int, c: int, f: int, 
         store_i32(to + 1472, look_up(x & splat_i32(NIBBLES), FIRST, SECOND))
         store_i32(to + 1536, load_i8(a + 64 * n + 21))
         store_i32(to + 1600, load_u8(a + 64 * n + 21))
+        store_i32(to + 1664, dot4_small(acc, x & splat_i32(SMALL), y))
+        store_i32(to + 1728, dot2(acc, x, y))
 
 
 def conversions(
@@ -304,6 +308,11 @@ def bytes_of(x: Array, kind: type) -> Array:
     return x.view(kind).reshape(*x.shape, 4).astype(np.int64)
 
 
+def halves_of(a: Array, b: Array) -> Array:
+    """Sums of two products of 16-bit numbers."""
+    return (a.view(np.int16).astype(np.int64) * b.view(np.int16)).reshape(*a.shape, 2).sum(axis=-1)
+
+
 def shorts(x: Array, pairs: bool = False) -> Array:
     """16-bit numbers, or sums of two, as the lanes of registers."""
     if pairs:
@@ -378,6 +387,8 @@ def test_integer_instructions(run: Runner, bits: int) -> None:
             "look_up": table[(a & NIBBLES).view(np.uint8)].view(np.int32),
             "load_i8": next_bytes.view(np.int8),
             "load_u8": next_bytes,
+            "dot4_small": c + (bytes_of(small, np.uint8) * bytes_of(b, np.int8)).sum(axis=-1),
+            "dot2": (c + halves_of(a, b)).astype(np.int32),
         }
     for name, want in expected.items():
         np.testing.assert_array_equal(got[name], want, err_msg=name)

@@ -14,31 +14,40 @@ from typing import Literal, get_args
 
 from ostinato.errors import InvalidRequestError
 
-Simd = Literal["avx512", "avx2", "generic"]
+Simd = Literal["avx512", "avx2", "neon", "generic"]
 
 _NEEDS: dict[Simd, tuple[str, ...]] = {
     "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma", "f16c"),
     "avx2": ("avx2", "fma", "f16c"),
+    "neon": ("neon", "dotprod"),
     "generic": (),
 }
+"""What a path asks of the processor. `neon`: of a 64-bit ARM processor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """What kernels are compiled for.
 
-    `cpu` and `features` are LLVM's names; `fma`: whether one rounding per fma is to be had.
+    `cpu` and `features` are LLVM's names; `fma`: whether one rounding per fma is to be had; `triple`: LLVM's
+    name of another kind of machine, empty for this one.
     """
 
     simd: Simd
     cpu: str
     features: str
     fma: bool
+    triple: str = ""
+
+    @property
+    def is_x86(self) -> bool:
+        """Whether this is an x86 processor."""
+        return self.triple.startswith("x86") if self.triple else is_x86()
 
 
 def available() -> list[Simd]:
     """Return the paths this processor can run, best first."""
-    present = _host_features() if is_x86() else frozenset()
+    present = _host_features()
     return [simd for simd, needed in _NEEDS.items() if present.issuperset(needed)]
 
 
@@ -72,6 +81,11 @@ def _target(simd: Simd) -> Target:
     if is_x86():
         return Target(simd, "x86-64", "", fma=False)
     return Target(simd, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), fma=True)
+
+
+def arm_target(cpu: str) -> Target:
+    """Return what to compile for an ARM processor with dot products of bytes, by LLVM's name of it."""
+    return Target("neon", cpu, "+neon,+dotprod", fma=True, triple="aarch64-unknown-linux-gnu")
 
 
 @cache

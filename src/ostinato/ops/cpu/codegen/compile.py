@@ -30,11 +30,12 @@ _RUN = (*CALL_FIELDS, "batch", "op")
 def of_path(simd: str) -> dict[str, int]:
     """Return the constants of a path that kernels may depend on.
 
-    PAIRS: whether bytes are multiplied in pairs to 16 bits. AHEAD: how many bytes before they are needed
-    weights are asked for, where only one token uses them; measured: with AVX2 the processor alone is slower
-    by a fifth, with AVX-512 VNNI faster.
+    SIGNED: whether weights of 8 bits are multiplied as signed bytes. PAIRS: whether bytes are multiplied in
+    pairs to 16 bits. AHEAD: how many bytes before they are needed weights are asked for, where only one token
+    uses them; measured: with AVX2 the processor alone is slower by a fifth, with AVX-512 VNNI faster.
     """
-    return {"PAIRS": 1, "AHEAD": 3072} if simd == "avx2" else {"PAIRS": 0, "AHEAD": 0}
+    constants = {"SIGNED": int(simd in ("avx2", "neon")), "PAIRS": 0, "AHEAD": 0}
+    return constants | {"PAIRS": 1, "AHEAD": 3072} if simd == "avx2" else constants
 
 
 class _Replace(ast.NodeTransformer):
@@ -153,16 +154,22 @@ class Compiler:
     """Compiles kernels for one target."""
 
     def __init__(self, target: host.Target) -> None:
-        os.environ |= {"NUMBA_CPU_NAME": target.cpu, "NUMBA_CPU_FEATURES": target.features, "NUMBA_OPT": "0"}
+        os.environ["NUMBA_OPT"] = "0"
+        if not target.triple:
+            os.environ |= {"NUMBA_CPU_NAME": target.cpu, "NUMBA_CPU_FEATURES": target.features}
         import llvmlite.binding as llvm
 
         from ostinato.ops.cpu.codegen.emit import implementations
 
+        if target.triple:
+            llvm.initialize_all_targets()
+            llvm.initialize_all_asmprinters()
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         self.target = target
         self.names = implementations(target)
-        self.machine = llvm.Target.from_default_triple().create_target_machine(
+        kind = llvm.Target.from_triple(target.triple) if target.triple else llvm.Target.from_default_triple()
+        self.machine = kind.create_target_machine(
             cpu=target.cpu, features=target.features, opt=3, reloc="pic", codemodel="default"
         )
 
@@ -171,12 +178,16 @@ class Compiler:
         import llvmlite.binding as llvm
         from numba import cfunc, types
 
+        from ostinato.ops.cpu.codegen.types import foreign_named
+
         constants = {**of_path(self.target.simd), **kernel.constants}
         definition = _with_prologue(_specialised(kernel.function, constants), kernel)
         entry = cfunc(types.void(*[types.int64] * len(_RUN)), error_model="numpy")(
             self._executed(definition, kernel.function, constants)
         )
-        module = llvm.parse_assembly(entry.inspect_llvm())
+        module = llvm.parse_assembly(foreign_named(entry.inspect_llvm()))
+        if self.target.triple:
+            module.triple, module.data_layout = self.target.triple, str(self.machine.target_data)
         self._close(module, entry.native_name)
         module.get_function(entry.native_name).name = kernel.name
         return module

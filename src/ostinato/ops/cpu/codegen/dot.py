@@ -130,6 +130,35 @@ def dot4_signed_avx2(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
     return sum_pairs_avx2(builder, [args[0], products])
 
 
+def dot4_signed_neon(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
+    """`sdot` on each of four registers."""
+    words, bytes_ = ir.VectorType(I32, 4), ir.VectorType(I8, 16)
+    function = declared(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", words, [words, bytes_, bytes_])
+    acc, weights, x = (_quarters(builder, value) for value in args)
+    sums = [
+        builder.call(function, [a, builder.bitcast(w, bytes_), builder.bitcast(v, bytes_)])
+        for a, w, v in zip(acc, weights, x, strict=True)
+    ]
+    return _joined(builder, [_joined(builder, sums[:2]), _joined(builder, sums[2:])])
+
+
+def look_up_neon(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
+    """`tbl` on each of four registers."""
+    bytes_ = ir.VectorType(I8, 16)
+    function = declared(builder, "llvm.aarch64.neon.tbl1.v16i8", bytes_, [bytes_, bytes_])
+    table = builder.bitcast(_quarters(builder, builder.bitcast(_table(builder, args), V_I32))[0], bytes_)
+    found = [
+        builder.bitcast(builder.call(function, [table, builder.bitcast(part, bytes_)]), ir.VectorType(I32, 4))
+        for part in _quarters(builder, args[0])
+    ]
+    return _joined(builder, [_joined(builder, found[:2]), _joined(builder, found[2:])])
+
+
+def _quarters(builder: ir.IRBuilder, vector: Any) -> list[Any]:
+    """The four 128-bit quarters of a 512-bit vector of 32-bit integers."""
+    return [part for half in _halves(builder, vector) for part in _halves(builder, half)]
+
+
 def dot4_signed_generic(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
     """Byte by byte in 32-bit lanes."""
     return _bytewise(builder, args, builder.ashr)

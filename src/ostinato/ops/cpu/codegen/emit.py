@@ -8,6 +8,7 @@ lanes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -21,9 +22,11 @@ from ostinato.ops.cpu.codegen.dot import (
     dot4_generic,
     dot4_signed_avx2,
     dot4_signed_generic,
+    dot4_signed_neon,
     dot4_vnni,
     in_order_avx2,
     look_up_generic,
+    look_up_neon,
     look_up_x86,
     multiply_pairs_avx2,
     multiply_pairs_generic,
@@ -60,7 +63,7 @@ from ostinato.ops.cpu.codegen.types import (
     splat,
     store,
 )
-from ostinato.ops.cpu.host import Target, is_x86
+from ostinato.ops.cpu.host import Target
 from ostinato.ops.cpu.simd import LANES
 
 
@@ -170,29 +173,54 @@ def _largest_magnitude(builder: ir.IRBuilder, args: Sequence[Any]) -> Any:
     return builder.bitcast(bits, FLOAT)
 
 
+_X86 = {"dot2": dot2_avx2, "multiply_pairs": multiply_pairs_avx2, "sum_pairs": sum_pairs_avx2}
+_PORTABLE: dict[str, Emit] = {
+    "dot2": dot2_generic,
+    "dot4": dot4_generic,
+    "dot4_small": dot4_generic,
+    "dot4_signed": dot4_signed_generic,
+    "multiply_pairs": multiply_pairs_generic,
+    "add_pairs": add_pairs,
+    "sum_pairs": sum_pairs_generic,
+    "in_order": lambda builder, args: args[0],
+    "look_up": look_up_generic,
+}
+_BYTES: dict[str, dict[str, Emit]] = {
+    "avx512": {
+        **_X86,
+        "dot4": dot4_vnni,
+        "dot4_small": dot4_vnni,
+        "dot4_signed": dot4_signed_avx2,
+        "look_up": partial(look_up_x86, wide=True),
+    },
+    "avx2": {
+        **_X86,
+        "dot4": dot4_avx2,
+        "dot4_small": dot4_avx2,
+        "dot4_signed": dot4_signed_avx2,
+        "in_order": in_order_avx2,
+        "look_up": partial(look_up_x86, wide=False),
+    },
+    "neon": {
+        "dot4_small": dot4_signed_neon,
+        "dot4_signed": dot4_signed_neon,
+        "look_up": look_up_neon,
+    },
+    "generic": {},
+}
+"""How a path works on bytes, where not in the portable way."""
+
+
 def _dot_products(target: Target) -> dict[str, Any]:
-    """Only AVX2 works in pairs; the other paths have them for whoever asks."""
-    dot4, dot4_signed, multiply_pairs, sum_pairs = {
-        "avx512": (dot4_vnni, dot4_signed_avx2, multiply_pairs_avx2, sum_pairs_avx2),
-        "avx2": (dot4_avx2, dot4_signed_avx2, multiply_pairs_avx2, sum_pairs_avx2),
-        "generic": (dot4_generic, dot4_signed_generic, multiply_pairs_generic, sum_pairs_generic),
-    }[target.simd]
-
-    def look_up(b: ir.IRBuilder, a: Sequence[Any]) -> Any:
-        return (
-            look_up_generic(b, a) if target.simd == "generic" else look_up_x86(b, a, target.simd == "avx512")
-        )
-
-    return {
-        "dot2": instruction(I, [I, I, I], dot2_generic if target.simd == "generic" else dot2_avx2),
-        "dot4": instruction(I, [I, I, I], dot4),
-        "dot4_signed": instruction(I, [I, I, I], dot4_signed),
-        "multiply_pairs": instruction(I, [I, I], multiply_pairs),
-        "add_pairs": instruction(I, [I, I], add_pairs),
-        "sum_pairs": instruction(I, [I, I], sum_pairs),
-        "in_order": instruction(I, [I], in_order_avx2 if target.simd == "avx2" else lambda b, a: a[0]),
-        "look_up": instruction(I, [I, INT, INT], look_up),
+    arguments: dict[str, list[types.Type]] = {
+        "multiply_pairs": [I, I],
+        "add_pairs": [I, I],
+        "sum_pairs": [I, I],
+        "in_order": [I],
     }
+    arguments["look_up"] = [I, INT, INT]
+    emits = _PORTABLE | _BYTES[target.simd]
+    return {name: instruction(I, arguments.get(name, [I, I, I]), emit) for name, emit in emits.items()}
 
 
 def _arithmetic(target: Target) -> dict[str, Any]:
@@ -221,11 +249,11 @@ def _arithmetic(target: Target) -> dict[str, Any]:
     }
 
 
-def _control() -> dict[str, Any]:
+def _control(target: Target) -> dict[str, Any]:
     nothing = ir.VoidType()
 
     def pause(b: ir.IRBuilder, _: Sequence[Any]) -> None:
-        if is_x86():
+        if target.is_x86:
             b.call(declared(b, "llvm.x86.sse2.pause", nothing, []), [])
         else:
             b.call(declared(b, "llvm.aarch64.hint", nothing, [I32]), [I32(1)])
@@ -266,11 +294,11 @@ def _control() -> dict[str, Any]:
 
 def implementations(target: Target) -> dict[str, Any]:
     """Return Numba's meaning of every function of simd.py, for this target."""
-    native_half = target.simd != "generic" or not is_x86()
+    native_half = target.simd != "generic" or not target.is_x86
     return {
         **_memory(native_half),
         **_conversions(),
         **_dot_products(target),
         **_arithmetic(target),
-        **_control(),
+        **_control(target),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from numba.core.datamodel.models import PrimitiveModel
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, register_model
 
+from ostinato.ops.cpu.host import is_x86
 from ostinato.ops.cpu.simd import LANES
 
 Emit = Callable[[ir.IRBuilder, Sequence[Any]], Any]
@@ -65,8 +67,32 @@ def store(builder: ir.IRBuilder, address: Any, value: Any, align: int) -> None:
     builder.store(value, pointer_to(builder, address, value.type), align=align)
 
 
+FOREIGN, EMPTY = "llvm.aarch64." if is_x86() else "llvm.x86.", "empty."
+
+
 def declared(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: Sequence[ir.Type]) -> ir.Function:
-    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
+    """Return a function of LLVM's or the C library's.
+
+    What only another kind of machine has (FOREIGN) is an empty function of that name until the module is
+    compiled for that machine (`foreign_named`): Numba compiles everything for this one as well.
+    """
+    kind = ir.FunctionType(result, arguments)
+    if not name.startswith(FOREIGN):
+        return cgutils.get_or_insert_function(builder.module, kind, name)
+    function = cgutils.get_or_insert_function(builder.module, kind, EMPTY + name)
+    if not function.blocks:
+        function.attributes.add("noinline")
+        body = ir.IRBuilder(function.append_basic_block())
+        body.ret_void() if result == ir.VoidType() else body.ret(ir.Constant(result, ir.Undefined))
+    return function
+
+
+def foreign_named(module: str) -> str:
+    """Return a module's text with its empty functions as what they stand for."""
+    name = rf'@"?{re.escape(EMPTY)}([\w.]+)"?'
+    defined = re.compile(rf"define (?:[^\n]*? )?(\S+|<[^>]+>) {name}\(([^)]*)\)[^\n]*\n?{{.*?\n}}", re.S)
+    declared_only = defined.sub(lambda m: f"declare {m[1]} @{m[2]}({re.sub(r' %[^,)]+', '', m[3])})", module)
+    return declared_only.replace(f'@"{EMPTY}', '@"').replace(f"@{EMPTY}", "@")
 
 
 def called(name: str, result: ir.Type, arguments: Sequence[ir.Type]) -> Emit:

@@ -42,6 +42,7 @@ from ostinato.ops.cpu.simd import (
     dot2,
     dot4,
     dot4_signed,
+    dot4_small,
     f32,
     fma,
     get_i32,
@@ -76,7 +77,7 @@ def scratch_bytes(columns: int) -> int:
 T = 1
 LOW, GROUPS, SUBS, MINIMA, OFFSET, VALUE_BYTES, BLOCK_BYTES, CHAIN = 4, 1, 0, 0, 8, 256, 288, 8
 ELEMENT_BYTES, BRAIN = 2, 0
-PAIRS, AHEAD = 0, 0
+SIGNED, PAIRS, AHEAD = 0, 0, 0
 LISTED = 0
 
 
@@ -133,22 +134,24 @@ def quantized_tile(
                     for t in static(T):
                         total = get_i32(integer_sums + 8 * (x_row[t] * groups + g) + 4 * half)
                         dot[t] = splat_i32(-OFFSET * total)
-                elif half == 0 and OFFSET and not (PAIRS and OFFSET == 128):
+                elif half == 0 and OFFSET and not (SIGNED and OFFSET == 128):
                     for t in static(T):
                         sums = integer_sums + 8 * (x_row[t] * groups + g)
                         dot[t] = splat_i32(-OFFSET * (get_i32(sums) + get_i32(sums + 4)))
                 for k in static(4):
                     q = unpacked(block + i * VALUE_BYTES, 4 * half + k)
-                    if PAIRS and OFFSET == 128:
+                    if SIGNED and OFFSET == 128:
                         q = q ^ splat_i32(FLIP_SIGNS)
                     if PAIRS:
                         q = in_order(q)
                     for t in static(T):
                         x = load_bytes4(values + (x_row[t] * groups + g) * GROUP + 16 * half + 4 * k)
-                        if not PAIRS:
-                            dot[t] = dot4(dot[t], q, x)
-                        elif OFFSET == 128:
+                        if SIGNED and OFFSET == 128:
                             dot[t] = dot4_signed(dot[t], q, x)
+                        elif OFFSET == 128:
+                            dot[t] = dot4(dot[t], q, x)
+                        elif not PAIRS:
+                            dot[t] = dot4_small(dot[t], q, x)
                         elif (4 * half + k) % CHAIN == 0:
                             pairs[t] = multiply_pairs(q, x)
                         else:
