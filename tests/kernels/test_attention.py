@@ -127,7 +127,7 @@ class Layer:
             "scratch_bytes": self.scratch_bytes,
         }
 
-    def store(self, batch: ForwardBatch, rows: Rows, table: Array | int = 0) -> None:
+    def store(self, batch: ForwardBatch, rows: Rows, table: Array | int = 0, rotated: int = 0) -> None:
         """Write keys and values to the blocks of a batch."""
         self.run(
             kv.store_kv,
@@ -137,7 +137,7 @@ class Layer:
             v=rows.v,
             stride=rows.k.shape[1],
             table=table,
-            rotated=self.head_dim,
+            rotated=rotated,
             **self._fields(),
         )
         self.guarded.check()
@@ -175,31 +175,30 @@ class Layer:
         values = {"q": q, "stride": q.shape[1], "states": states, **self._score_fields(), **self._fields()}
         for item in np.random.default_rng(segments).permutation(tokens * segments * self.KV_HEADS):
             self.run.part(kernel, int(item), int(item) + 1, worker=int(item) % 2, batch=fields, **values)
-        self.run(
-            merge_segments,
-            tokens * self.heads,
-            batch=fields,
-            y=y,
-            stride=y.shape[1],
-            kv_heads=self.KV_HEADS,
-            heads_per_kv=self.heads_per_kv,
-            head_dim=self.head_dim,
-            window=self.window,
-            states=states,
-        )
+        values = {"kv_heads": self.KV_HEADS, "heads_per_kv": self.heads_per_kv, "head_dim": self.head_dim}
+        values |= {"y": y, "stride": y.shape[1], "window": self.window, "states": states}
+        for first, last in self._halves(tokens * self.heads):
+            self.run.part(merge_segments, first, last, batch=fields, **values)
+
+    @staticmethod
+    def _halves(count: int) -> list[tuple[int, int]]:
+        """The later half of the items, then the earlier."""
+        return [(count // 2, count), (0, count // 2)]
 
     def step(self, batch: ForwardBatch, rows: Rows, tile: int) -> Floats:
         """Store a batch's keys and values, then attend to all so far."""
         self.store(batch, rows)
         return self.attend(batch, rows.q, tile)
 
-    def expected(self, rows: Rows) -> Array:
-        """Return attention of a whole sequence in float64, over keys and values rounded to float16."""
+    def expected(self, rows: Rows, positions: Array | None = None) -> Array:
+        """Return attention of a whole sequence in float64, over keys and values rounded to float16; or of
+        the tokens at some positions.
+        """
+        positions = np.arange(len(rows.q), dtype=np.int32) if positions is None else positions
         split = [
             x.reshape(len(x), -1, self.head_dim).astype(np.float64)
-            for x in (rows.q, half(rows.k), half(rows.v))
+            for x in (rows.q[positions], half(rows.k), half(rows.v))
         ]
-        positions = np.arange(len(rows.q), dtype=np.int32)
         return reference.attention(*split, positions, self.scale, self.window, self.cap)
 
 
@@ -223,27 +222,31 @@ def test_attention(simd: str, head_dim: int, heads_per_kv: int) -> None:
 def check_attention(
     simd: str, head_dim: int, heads_per_kv: int, tokens: int, window: int, cap: float
 ) -> None:
+    """Every seventh token, so that each place in a tile gets its turn, and the last ones."""
     layer = Layer(simd, head_dim, heads_per_kv, -(-tokens // BLOCK_TOKENS), window, cap)
     rows = layer.random(tokens, tokens)
     y = layer.step(whole(tokens), rows, tile_tokens(heads_per_kv))
-    error = np.abs(y - layer.expected(rows)).max()
+    chosen = np.unique(np.r_[0:tokens:7, max(0, tokens - 40) : tokens]).astype(np.int32)
+    error = np.abs(y[chosen] - layer.expected(rows, chosen)).max()
     assert error <= ATTENTION_BOUND * np.abs(rows.v).max(), (tokens, window, cap)
 
 
-@pytest.mark.parametrize("window", [0, 40, 270])
+@pytest.mark.parametrize(("window", "cap"), [(0, 0.0), (40, 5.0), (270, 0.0)])
 @pytest.mark.parametrize(("simd", "head_dim", "heads_per_kv"), CASES)
-def test_bits_depend_on_the_sequence_alone(simd: str, head_dim: int, heads_per_kv: int, window: int) -> None:
+def test_bits_depend_on_the_sequence_alone(
+    simd: str, head_dim: int, heads_per_kv: int, window: int, cap: float
+) -> None:
     """Sequences advance together in chunks of all sizes, over scrambled blocks, in tiles of any size, or with
     their segments apart.
     """
     rng = np.random.default_rng([head_dim, heads_per_kv])
     lengths = (1, 33, 70, 256, 300, 560)
     blocks = sum(-(-n // BLOCK_TOKENS) for n in lengths) + 3
-    layer = Layer(simd, head_dim, heads_per_kv, blocks, window)
+    layer = Layer(simd, head_dim, heads_per_kv, blocks, window, cap)
     sequences = [layer.random(length, seed) for seed, length in enumerate(lengths)]
     alone = []
     for rows in sequences:
-        fresh = Layer(simd, head_dim, heads_per_kv, -(-len(rows.q) // BLOCK_TOKENS), window)
+        fresh = Layer(simd, head_dim, heads_per_kv, -(-len(rows.q) // BLOCK_TOKENS), window, cap)
         alone.append(fresh.step(whole(len(rows.q)), rows, tile_tokens(heads_per_kv)))
     free = list(rng.permutation(len(layer.pool)))
     tables = np.full((len(lengths), 18), -77, np.int32)
@@ -304,13 +307,35 @@ def test_more_heads_per_kv_head_than_a_tile_has_queries() -> None:
     assert error <= ATTENTION_BOUND * np.abs(rows.v).max()
 
 
-def test_bits_are_the_same_on_all_paths_that_fuse() -> None:
+@pytest.mark.parametrize(("window", "cap"), [(0, 0.0), (40, 5.0)])
+def test_bits_are_the_same_on_all_paths_that_fuse(window: int, cap: float) -> None:
+    """Of tiles, and of the last token with its segments apart."""
     for head_dim, heads_per_kv in FEWER:
         results = []
         for simd in FUSED_PATHS or PATHS[:1]:
-            layer = Layer(simd, head_dim, heads_per_kv, 10)
-            results.append(layer.step(whole(300), layer.random(300, 3), tile_tokens(heads_per_kv)))
+            layer = Layer(simd, head_dim, heads_per_kv, 10, window, cap)
+            rows = layer.random(300, 3)
+            y = layer.step(whole(300), rows, tile_tokens(heads_per_kv))
+            last = layer.attend(ForwardBatch.single([0], 299, list(range(10))), rows.q[299:], SPLIT)
+            results.append(np.concatenate([y, last]))
         assert all(same_bits(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize("simd", PATHS)
+@pytest.mark.parametrize("window", [1, 5, 31, 40])
+def test_what_lies_before_the_window_plays_no_part(simd: str, window: int) -> None:
+    """Not even where it is no number: its keys are left out, in tiles and in segments apart."""
+    layer = Layer(simd, 64, 3, 10, window)
+    rows = layer.random(300, 9)
+    clean = layer.step(whole(300), rows, 2)
+    rows.k[250, :] = rows.v[250, :] = np.nan
+    y = layer.step(whole(300), rows, 2)
+    seen = slice(250, 250 + window)
+    assert np.isnan(y[seen]).all()
+    assert same_bits(np.delete(y, seen, axis=0), np.delete(clean, seen, axis=0))
+    for position in (249 + window, 250 + window, 299):
+        one = ForwardBatch.single([0], position, list(range(10)))
+        assert same_bits(layer.attend(one, rows.q[position : position + 1], SPLIT)[0], y[position])
 
 
 @pytest.mark.parametrize("simd", PATHS)
@@ -369,9 +394,13 @@ def rope_table(head_dim: int, positions: int, base: float = 10000.0) -> Floats:
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
 
+PART = [(16, 12), (64, 32), (64, 34), (80, 2), (96, 72), (128, 64)]
+"""Dimensions of heads, and how many of them are rotated."""
+
+
 @pytest.mark.parametrize("simd", PATHS)
-@pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 96, 128, 256])
-def test_rope(simd: str, head_dim: int) -> None:
+@pytest.mark.parametrize(("head_dim", "rotated"), [*((n, n) for n in (16, 32, 64, 80, 96, 128, 256)), *PART])
+def test_rope(simd: str, head_dim: int, rotated: int) -> None:
     heads, positions = 3, np.array([0, 1, 5, 4000, 17, 17, 255], np.int32)
     x = np.random.default_rng(head_dim).standard_normal((len(positions), heads, head_dim)).astype(np.float32)
     guarded = Guarded()
@@ -384,32 +413,33 @@ def test_rope(simd: str, head_dim: int) -> None:
         stride=heads * head_dim,
         heads=heads,
         head_dim=head_dim,
-        table=guarded.copy(rope_table(head_dim, 4001)),
-        rotated=head_dim,
+        table=guarded.copy(rope_table(rotated, 4001)),
+        rotated=rotated,
     )
     guarded.check()
-    lengths = np.concatenate([np.hypot(*np.split(x, 2, axis=-1))] * 2, axis=-1).reshape(turned.shape)
-    assert (
-        np.abs(turned - reference.rope(x, positions, rope_frequencies(1e4, head_dim))) <= ROPE_BOUND * lengths
-    ).all()
-    assert same_bits(turned[0], x[0].reshape(-1))
+    want = reference.rope(x, positions, rope_frequencies(1e4, rotated)).reshape(x.shape)
+    got = turned.reshape(x.shape)
+    lengths = np.concatenate([np.hypot(*np.split(x[..., :rotated], 2, axis=-1))] * 2, axis=-1)
+    assert (np.abs(got - want)[..., :rotated] <= ROPE_BOUND * lengths).all()
+    assert same_bits(got[0], x[0])
+    assert same_bits(got[..., rotated:].copy(), x[..., rotated:].copy())
 
 
 @pytest.mark.parametrize("simd", PATHS)
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 256])
-def test_keys_and_values_lie_where_they_should(simd: str, head_dim: int) -> None:
-    """And nothing else of the blocks changes. With a table the keys are rotated first."""
+@pytest.mark.parametrize(
+    ("head_dim", "rotated"), [(16, 16), (64, 64), (80, 80), (256, 256), (64, 0), (16, 12), (96, 72)]
+)
+def test_keys_and_values_lie_where_they_should(simd: str, head_dim: int, rotated: int) -> None:
+    """And nothing else of the blocks changes. With a table the keys, or parts of them, are rotated first."""
     layer = Layer(simd, head_dim, 1, 5)
     rows = layer.random(40, 6)
     rows.v[3, 2], rows.v[4, 2] = 1e6, -np.inf
     blocks = [4, 1]
     batch = ForwardBatch.single([0] * 40, 20, blocks)
-    table = rope_table(head_dim, 60)
-    rotated = reference.rope(
-        rows.k.reshape(40, 2, head_dim), batch.positions, rope_frequencies(1e4, head_dim)
-    )
-    layer.store(batch, rows, table)
-    assert np.abs(rows.k - rotated).max() <= 1e-5
+    keys = rows.k.reshape(40, 2, head_dim).copy()
+    frequencies = rope_frequencies(1e4, rotated) if rotated else ()
+    layer.store(batch, rows, rope_table(rotated, 60) if rotated else 0, rotated)
+    assert np.abs(rows.k - reference.rope(keys, batch.positions, frequencies)).max() <= 1e-5
     got = layer.pool.copy()
     columns = got[blocks, Layer.LAYER]
     keys = columns[:, :, 0].reshape(2, 2, head_dim, BLOCK_TOKENS).transpose(0, 3, 1, 2).reshape(64, -1)

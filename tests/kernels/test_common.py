@@ -1,4 +1,4 @@
-"""What several kernels share: exp2, and the quantisation of 32 activations. On every path."""
+"""What several kernels share: exp2, tanh, and the quantisation of 32 activations. On every path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from harness import (
     same_bits,
 )
 
-from ostinato.ops.cpu.kernels.common import EXP2_LOWEST, GROUP, NOTHING_BELOW, exp2
+from ostinato.ops.cpu.kernel import Kernel
+from ostinato.ops.cpu.kernels.common import EXP2_LOWEST, GROUP, NOTHING_BELOW, exp2, tanh
 from ostinato.ops.cpu.kernels.rows import quantize
 from ostinato.ops.cpu.simd import LANES, load_f32, store_f32
 
@@ -27,6 +28,9 @@ EXP2_ULPS = 1.5
 """Units in the last place of the exact value."""
 
 EXP2_HIGHEST = 127.0
+
+TANH_BOUND = 2e-7
+"""Of the hyperbolic tangent, absolute: near 0 it is the difference of two numbers near 1."""
 
 ROUNDING_STEPS = 0.5 + 127 * 4 * HALF_ULP
 """Steps of a group's scale between a number and its quantised value: half of one, and what the inverse scale
@@ -38,12 +42,17 @@ def powers(first: int, last: int, x: int, y: int) -> None:
         store_f32(y + 64 * n, exp2(load_f32(x + 64 * n)))
 
 
-POWERS = own_kernel(powers)
+def tangents(first: int, last: int, x: int, y: int) -> None:
+    for n in range(first, last):
+        store_f32(y + 64 * n, tanh(load_f32(x + 64 * n)))
+
+
+POWERS, TANGENTS = own_kernel(powers), own_kernel(tangents)
 
 
 @cache
 def own(simd: str) -> Runner:
-    return Runner(simd, [POWERS])
+    return Runner(simd, [POWERS, TANGENTS])
 
 
 @pytest.fixture(params=PATHS)
@@ -52,9 +61,17 @@ def simd(request: pytest.FixtureRequest) -> str:
 
 
 def exp2_of(simd: str, x: Array) -> Floats:
+    return applied(simd, POWERS, x)
+
+
+def tanh_of(simd: str, x: Array) -> Floats:
+    return applied(simd, TANGENTS, x)
+
+
+def applied(simd: str, kernel: Kernel, x: Array) -> Floats:
     padded = np.resize(np.asarray(x, np.float32), -(-len(x) // LANES) * LANES)
     y = np.empty_like(padded)
-    own(simd)(POWERS, len(padded) // LANES, x=padded, y=y)
+    own(simd)(kernel, len(padded) // LANES, x=padded, y=y)
     return y[: len(x)]
 
 
@@ -91,6 +108,32 @@ def test_exp2_never_falls_by_more_than_its_error(simd: str) -> None:
 
 def test_exp2_has_the_same_bits_on_all_paths_that_fuse() -> None:
     first, *others = (exp2_of(simd, dense()) for simd in FUSED_PATHS or PATHS[:1])
+    assert all(same_bits(first, other) for other in others)
+
+
+def tanh_points() -> Floats:
+    """Numbers above 0, evenly and in all sizes, those at which the exponential ends among them."""
+    even, sizes = np.linspace(0, 50, 500_001)[1:], np.geomspace(1e-45, 3.4e38, 100_001)
+    return np.concatenate([even, sizes]).astype(np.float32)
+
+
+def test_tanh_is_within_its_bound_and_odd(simd: str) -> None:
+    x = tanh_points()
+    y = tanh_of(simd, x)
+    error = np.abs(y - np.tanh(x.astype(np.float64)))
+    assert error.max() <= TANH_BOUND, x[error.argmax()]
+    assert same_bits(np.abs(tanh_of(simd, -x)), y)
+    assert (tanh_of(simd, -x) <= 0).all() and (y <= 1).all()
+
+
+def test_tanh_at_particular_points(simd: str) -> None:
+    ends = np.array([0.0, -0.0, np.inf, -np.inf, 3.4e38, -3.4e38, 20.0, -20.0])
+    assert tanh_of(simd, ends).tolist() == [0, 0, 1, -1, 1, -1, 1, -1]
+    assert np.isnan(tanh_of(simd, np.array([np.nan, -np.nan]))).all()
+
+
+def test_tanh_has_the_same_bits_on_all_paths_that_fuse() -> None:
+    first, *others = (tanh_of(simd, tanh_points()) for simd in FUSED_PATHS or PATHS[:1])
     assert all(same_bits(first, other) for other in others)
 
 

@@ -76,6 +76,7 @@ def test_barriers_by_example() -> None:
 
 def test_words_of_a_program() -> None:
     values = {"x": 1 << 40, "weight": 2, "y": -3, "stride": 48, "width": 33, "eps": 1e-5}
+    values |= {"heads": 1, "part": 48, "accumulate": 0}
     norm = Instruction(rms_norm, Items(3, "num_rows", 2), values, frozenset("x"), frozenset("y"))
     take = Instruction(take_rows, Items(7), {"stride": 5, "y": 4, "x": 3}, frozenset("y"), frozenset("z"))
     words = encode([norm, take], {"rms_norm": 1234, "take_rows": 5678, "other": 1})
