@@ -1,4 +1,4 @@
-"""Every architecture on the CPU: close to the reference, and the same bits whatever the chunks and threads."""
+"""Every architecture on the CPU: close to the reference, and the same bits in any chunks on any threads."""
 
 from __future__ import annotations
 

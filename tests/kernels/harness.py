@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ostinato.ops.batch import ForwardBatch
 from ostinato.ops.cpu import host
 from ostinato.ops.cpu.instructions import Instruction, Items, encode
 from ostinato.ops.cpu.kernel import BATCH_FIELDS, Kernel
+from ostinato.ops.cpu.kernels.matmul import MATMUL, TILES
 from ostinato.ops.cpu.library import Library, library, write_object
 from ostinato.ops.cpu.packing import LAYOUTS
 
@@ -31,6 +33,9 @@ QUANTIZED = [name for name, layout in LAYOUTS.items() if layout.quantized]
 FLOATING = [name for name, layout in LAYOUTS.items() if not layout.quantized]
 """The tensor types that have kernels."""
 
+TURNS = dict(zip(LAYOUTS, cycle(TILES), strict=False))
+"""A tile size for each tensor type, so that each size has its turn."""
+
 HALF_ULP = 2.0**-24
 """The largest relative error of one rounding of a float32."""
 
@@ -40,6 +45,18 @@ Value = int | float | Array
 Entry = Callable[[int, int, int, int, int], None]
 
 _ENTRY = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
+
+
+def tiles_of(simd: str, type_name: str) -> tuple[int, ...]:
+    """Return the tile sizes whose products are tested: all; on the generic path, where each takes seconds to
+    compile and nothing but instructions differs from the others, one a type.
+    """
+    return (TURNS[type_name],) if simd == "generic" and PATHS != ["generic"] else TILES
+
+
+def products(simd: str) -> list[Kernel]:
+    """Return the kernels of these products."""
+    return [MATMUL[layout, tile] for name, layout in LAYOUTS.items() for tile in tiles_of(simd, name)]
 
 
 @contextmanager

@@ -15,20 +15,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import PATHS, own_kernel
+from harness import PATHS, TURNS, own_kernel, products
 
 from ostinato.errors import InvalidRequestError, KernelError
 from ostinato.ops.cpu import host
 from ostinato.ops.cpu import library as library_module
-from ostinato.ops.cpu.kernel import REGISTRY
+from ostinato.ops.cpu.kernel import REGISTRY, Kernel
 from ostinato.ops.cpu.kernels import find
+from ostinato.ops.cpu.kernels.matmul import EXPERTS, MATMUL
 from ostinato.ops.cpu.kernels.rows import take_rows
 from ostinato.ops.cpu.library import Library, cache_folder, library, read_object, write_object
+from ostinato.ops.cpu.packing import LAYOUTS
 
 QUICK = [take_rows, find("rms_norm")]
 """Kernels that take no time to compile."""
 
-ATTENTION = ["attention_q8_g1_v1", "attention_q8_g2_v1", "attention_q6_g3_v4", "segments_g3_v4"]
+ATTENTION = ["attention_q8_g1_k2_v1", "attention_q6_g1_k1_v1", "attention_q6_g3_k2_v4", "segments_g3_k2_v4"]
 """Variants that other tests need too, on every path."""
 
 MAY_CALL = {"sched_yield", "memcpy", "memset", "memmove"}
@@ -251,13 +253,20 @@ class Elf:
         return names
 
 
+def kernels_without_variants() -> list[Kernel]:
+    """All but attention, which is registered as it is asked for, and products, which take seconds each."""
+    several = {kernel.name for kernel in (*MATMUL.values(), *EXPERTS.values())}
+    attention = ("attention_", "segments_")
+    return [k for name, k in REGISTRY.items() if name not in several and not name.startswith(attention)]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads ELF files")
 @pytest.mark.parametrize("simd", PATHS)
 def test_no_kernel_can_raise(simd: str) -> None:
     """A kernel calls nothing but these functions: no Python exception, no helper of Numba's."""
     target = host.target(simd)
-    names = [name for name in REGISTRY if not name.startswith(("attention_", "segments_"))] + ATTENTION
-    kernels = [find(name) for name in names]
+    kernels = [*kernels_without_variants(), *products(simd), *map(find, ATTENTION)]
+    kernels += [EXPERTS[layout, min(TURNS[name], 4)] for name, layout in LAYOUTS.items()]
     library(target).load(kernels)
     calls = {}
     for made in kernels:

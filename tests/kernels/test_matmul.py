@@ -17,8 +17,10 @@ from harness import (
     Array,
     Floats,
     Guarded,
+    products,
     runner,
     same_bits,
+    tiles_of,
 )
 from tiny import FACTORS, TYPES, random_bytes
 
@@ -40,7 +42,7 @@ SPARE = TILES[-1]
 
 @pytest.fixture(params=PATHS)
 def simd(request: pytest.FixtureRequest) -> str:
-    runner(request.param).load([*MATMUL.values(), *PACK.values()])
+    runner(request.param).load([*products(request.param), *PACK.values()])
     return str(request.param)
 
 
@@ -170,6 +172,11 @@ def bound(matrix: Matrix, x: Activations) -> Array:
     return (terms + 4) * HALF_ULP * (np.abs(x.numbers) @ matrix.sizes.T) + 1e-44
 
 
+def largest(simd: str, type_name: str) -> int:
+    """The largest tile that is tested of a type."""
+    return tiles_of(simd, type_name)[-1]
+
+
 def wide(type_name: str) -> int:
     """The fewest columns of a quantised type, and 32 of others."""
     return LAYOUTS[type_name].columns
@@ -184,15 +191,14 @@ def shapes(type_name: str) -> Iterator[tuple[int, int, int]]:
         yield rows, columns, i % 9 + 1
 
 
-@pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("type_name", LAYOUTS)
-def test_products(simd: str, type_name: str, tile: int) -> None:
-    for rows, columns, tokens in shapes(type_name):
+def test_products(simd: str, type_name: str) -> None:
+    for tile, (rows, columns, tokens) in product(tiles_of(simd, type_name), shapes(type_name)):
         matrix = Matrix(simd, type_name, rows, columns)
         x = Activations.random(tokens, columns, matrix.layout.quantized)
         y = multiply(simd, matrix, x, tile)
         exact = x.numbers @ matrix.numbers.T
-        where = f"{rows} rows, {columns} columns, {tokens} tokens"
+        where = f"{rows} rows, {columns} columns, {tokens} tokens in tiles of {tile}"
         assert (np.abs(y[:, :rows] - exact) <= bound(matrix, x)).all(), where
         assert not y[:, rows:].any(), f"lanes without a row: {where}"
         before = np.random.default_rng(rows).standard_normal(y.shape).astype(np.float32)
@@ -205,8 +211,8 @@ def test_every_number_of_tokens(simd: str, type_name: str) -> None:
     columns = 3 * wide(type_name)
     matrix = Matrix(simd, type_name, 50, columns)
     x = Activations.random(9, columns, matrix.layout.quantized)
-    whole = multiply(simd, matrix, x, TILES[-1])
-    for tile, tokens in product(TILES, range(1, 10)):
+    whole = multiply(simd, matrix, x, largest(simd, type_name))
+    for tile, tokens in product(tiles_of(simd, type_name), range(1, 10)):
         part = Activations.random(9, columns, matrix.layout.quantized)
         first = 9 - tokens
         part = Activations(
@@ -232,15 +238,16 @@ def test_items_can_be_dealt_out(simd: str, type_name: str) -> None:
     columns = 2 * wide(type_name)
     matrix = Matrix(simd, type_name, 50, columns)
     x = Activations.random(3, columns, matrix.layout.quantized)
-    whole = multiply(simd, matrix, x, 4)
-    y = np.zeros((4 + SPARE, matrix.panels * LANES), np.float32)
+    tile = largest(simd, type_name)
+    whole = multiply(simd, matrix, x, tile)
+    y = np.zeros((tile + SPARE, matrix.panels * LANES), np.float32)
     count = {"groups": columns // GROUP} if matrix.layout.quantized else {"columns": columns}
     common = {"by_rows": 0, "weights": matrix.packed, "y": y, "y_stride": y.shape[1], "accumulate": 0}
     common |= {"bias": 0, "scale": 1.0} | scratch(matrix)
     for panel in (2, 0, 3, 1):
         untouched = np.delete(y, np.s_[panel * LANES : (panel + 1) * LANES], axis=1)
         runner(simd).part(
-            MATMUL[matrix.layout, 4],
+            MATMUL[matrix.layout, tile],
             panel,
             panel + 1,
             batch={"num_tokens": 3},
@@ -258,9 +265,9 @@ def test_a_token_that_is_no_number_spoils_only_itself(simd: str, type_name: str,
     columns = 2 * wide(type_name)
     matrix = Matrix(simd, type_name, 50, columns)
     x = Activations.random(8, columns, matrix.layout.quantized)
-    clean = multiply(simd, matrix, x, 8)
+    clean = multiply(simd, matrix, x, largest(simd, type_name))
     x.floats[3, 5] = x.scales[3, 1] = bad
-    y = multiply(simd, matrix, x, 8)
+    y = multiply(simd, matrix, x, largest(simd, type_name))
     assert not np.isfinite(y[3, : matrix.rows]).any()
     assert same_bits(np.delete(y, 3, axis=0), np.delete(clean, 3, axis=0))
 
@@ -269,11 +276,12 @@ def test_a_token_that_is_no_number_spoils_only_itself(simd: str, type_name: str,
 def test_bias_and_scale(simd: str, type_name: str) -> None:
     matrix = Matrix(simd, type_name, 50, wide(type_name))
     x = Activations.random(3, matrix.columns, matrix.layout.quantized)
-    plain = multiply(simd, matrix, x, 4)
+    tile = largest(simd, type_name)
+    plain = multiply(simd, matrix, x, tile)
     bias = np.random.default_rng(1).standard_normal(plain.shape[1]).astype(np.float32)
     want = (plain + bias) * np.float32(0.3)
-    assert same_bits(multiply(simd, matrix, x, 4, bias=bias, scale=0.3), want)
-    assert same_bits(multiply(simd, matrix, x, 4, before=plain, bias=bias, scale=0.3), plain + want)
+    assert same_bits(multiply(simd, matrix, x, tile, bias=bias, scale=0.3), want)
+    assert same_bits(multiply(simd, matrix, x, tile, before=plain, bias=bias, scale=0.3), plain + want)
 
 
 @pytest.mark.parametrize("type_name", QUANTIZED)
@@ -291,7 +299,7 @@ def test_no_sum_of_bytes_overflows(simd: str, type_name: str) -> None:
         values = np.full((8, columns // GROUP, GROUP), activation, np.int8)
         ones = np.ones(values.shape[:2], np.float32)
         x = Activations(True, values.reshape(8, columns).astype(np.float64), ones, values, ones)
-        for tile in TILES:
+        for tile in tiles_of(simd, type_name):
             error = np.abs(multiply(simd, matrix, x, tile) - x.numbers @ matrix.numbers.T)
             assert (error <= bound(matrix, x)).all(), (weight, activation, tile)
 
@@ -305,7 +313,8 @@ def test_rotary_pairs_become_halves(simd: str, type_name: str) -> None:
         columns = 2 * wide(type_name)
         matrix = Matrix(simd, type_name, heads * head_dim, columns, paired_heads=heads)
         x = Activations.random(2, columns, matrix.layout.quantized)
-        error = np.abs(multiply(simd, matrix, x, 4)[:, : matrix.rows] - x.numbers @ matrix.numbers.T)
+        y = multiply(simd, matrix, x, largest(simd, type_name))
+        error = np.abs(y[:, : matrix.rows] - x.numbers @ matrix.numbers.T)
         assert (error <= bound(matrix, x)).all()
 
 
