@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -67,32 +67,25 @@ def store(builder: ir.IRBuilder, address: Any, value: Any, align: int) -> None:
     builder.store(value, pointer_to(builder, address, value.type), align=align)
 
 
-FOREIGN, EMPTY = "llvm.aarch64." if is_x86() else "llvm.x86.", "empty."
+FOREIGN, ELSEWHERE = "llvm.aarch64." if is_x86() else "llvm.x86.", "elsewhere."
 
 
 def declared(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: Sequence[ir.Type]) -> ir.Function:
     """Return a function of LLVM's or the C library's.
 
-    What only another kind of machine has (FOREIGN) is an empty function of that name until the module is
-    compiled for that machine (`foreign_named`): Numba compiles everything for this one as well.
+    Numba compiles everything for this machine as well. What only another kind of machine has (FOREIGN) goes
+    by another name until then, one that can be linked here but is never called (`foreign_named` undoes it).
     """
     kind = ir.FunctionType(result, arguments)
     if not name.startswith(FOREIGN):
         return cgutils.get_or_insert_function(builder.module, kind, name)
-    function = cgutils.get_or_insert_function(builder.module, kind, EMPTY + name)
-    if not function.blocks:
-        function.attributes.add("noinline")
-        body = ir.IRBuilder(function.append_basic_block())
-        body.ret_void() if result == ir.VoidType() else body.ret(ir.Constant(result, ir.Undefined))
-    return function
+    llvm.add_symbol(ELSEWHERE + name, 1)
+    return cgutils.get_or_insert_function(builder.module, kind, ELSEWHERE + name)
 
 
 def foreign_named(module: str) -> str:
-    """Return a module's text with its empty functions as what they stand for."""
-    name = rf'@"?{re.escape(EMPTY)}([\w.]+)"?'
-    defined = re.compile(rf"define (?:[^\n]*? )?(\S+|<[^>]+>) {name}\(([^)]*)\)[^\n]*\n?{{.*?\n}}", re.S)
-    declared_only = defined.sub(lambda m: f"declare {m[1]} @{m[2]}({re.sub(r' %[^,)]+', '', m[3])})", module)
-    return declared_only.replace(f'@"{EMPTY}', '@"').replace(f"@{EMPTY}", "@")
+    """Return a module's text with LLVM's own names of what only another kind of machine has."""
+    return module.replace(f"@{ELSEWHERE}llvm.", "@llvm.")
 
 
 def called(name: str, result: ir.Type, arguments: Sequence[ir.Type]) -> Emit:
