@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 
@@ -47,7 +46,8 @@ class TileSizes:
 
     def all(self) -> Iterable[Tiles]:
         """Return tiles that between them need every kernel that any batch does."""
-        for tile, tokens in product(self.products, {1, self.attention}):
+        for tile in self.products:
+            tokens = 1 if tile == 1 else self.attention
             yield Tiles(tile, tile, tokens, accumulators=self.accumulators)
         yield Tiles(1, 1, 1, split=True, accumulators=self.accumulators)
 
